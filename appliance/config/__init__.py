@@ -1,0 +1,1 @@
+"""The configuration: its model, its rows, and everything that derives from them."""

@@ -1,0 +1,1 @@
+"""The launcher: vLLM's only parent, what `llm-engine@` runs."""

@@ -1,0 +1,1 @@
+"""The systemd generator: instances and drop-ins from the configuration; it never fails the boot."""

@@ -1,0 +1,1 @@
+"""The world: systemd, the journal, /proc, files. Each call bounded, each foreign error translated."""

@@ -1,0 +1,44 @@
+"""Files that several processes read: replaced atomically, never half written; a missing one is UNKNOWN."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import cast
+
+
+def replace(path: str | os.PathLike[str], content: bytes, mode: int = 0o644) -> None:
+    """Put `content` at `path` in one step; a reader sees the old bytes or the new ones. Raises OSError.
+
+    The bytes are on the disk before the name changes, so a power cut leaves one of the two as well.
+    """
+    target = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def replace_json(path: str | os.PathLike[str], value: dict[str, object], mode: int = 0o644) -> None:
+    """`replace` with a JSON object, `"v": 1` added."""
+    replace(path, json.dumps({"v": 1, **value}, ensure_ascii=False).encode() + b"\n", mode)
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
+    """The JSON object at `path`; None when it is missing, unreadable, torn or of another version."""
+    try:
+        value = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, dict) or value.get("v") != 1:
+        return None
+    return cast(dict[str, object], value)

@@ -1,0 +1,121 @@
+"""Every path, unit, socket, user and environment name that the outside or another process relies on, once.
+
+A path that depends on an instance is a function. Nothing here touches the disk.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+# --- configuration ---------------------------------------------------------------------------------------------
+CONFIG_FILE = "/etc/llm-appliance/config.toml"
+LAST_GOOD_NAME = "last-good.toml"  # beside the configuration file
+DROPIN_DIRECTORY = "config.d"  # beside the configuration file
+KEYS_FILE = "/etc/llm-appliance/keys.toml"
+
+# --- state that outlives a reboot --------------------------------------------------------------------------------
+STATE = "/var/lib/llm-appliance"
+RUNTIMES = f"{STATE}/runtimes"
+CURRENT_RUNTIME = f"{RUNTIMES}/current"
+RUNTIME_COMPLETE = ".complete"  # in a runtime or a model directory: written last
+MODELS = f"{STATE}/models"
+INCIDENTS = f"{STATE}/incidents"
+SUPERVISOR_STATE = f"{STATE}/supervisor"
+HOLDS = f"{SUPERVISOR_STATE}/holds"  # a file NAME here holds the engine; the unit's ConditionPathExists reads it
+RESTART_LEDGER = f"{SUPERVISOR_STATE}/ledger.json"
+CACHE = "/var/cache/llm-appliance"
+AUDIT = "/var/log/llm-appliance/audit"
+
+# --- live state, one writer each -----------------------------------------------------------------------------------
+RUN = "/run/llm-appliance"
+ENGINES_RUN = f"{RUN}/engines"
+RUNTIME_STATE = f"{RUN}/runtime/state.json"  # written by llm-runtime
+FLEET_STATE = f"{RUN}/supervisor/fleet.json"  # written by the supervisor
+SUPERVISOR_SOCKET = f"{RUN}/supervisor/control.sock"
+GATEWAY_SOCKET = f"{RUN}/gateway/control.sock"
+UNITCTL_SOCKET = f"{RUN}/unitctl.sock"
+
+# --- units -----------------------------------------------------------------------------------------------------------
+TARGET = "llm-appliance.target"
+GATEWAY_UNIT = "llm-gateway.service"
+GATEWAY_SOCKET_UNIT = "llm-gateway.socket"
+GATEWAY_ADMIN_SOCKET_UNIT = "llm-gateway-admin.socket"
+SUPERVISOR_UNIT = "llm-supervisor.service"
+RUNTIME_UNIT = "llm-runtime.service"
+CONFIG_CHECK_UNIT = "llm-config-check.service"
+UNITCTL_SOCKET_UNIT = "llm-unitctl.socket"
+
+# --- users -----------------------------------------------------------------------------------------------------------
+GATEWAY_USER, ENGINE_USER, SUPERVISOR_USER, RUNTIME_USER = (
+    "llm-gateway",
+    "llm-engine",
+    "llm-supervisor",
+    "llm-runtime",
+)
+GROUP = "llm-appliance"
+
+# --- exit statuses of the launcher; anything else is the launcher's own crash ----------------------------------------
+LAUNCHER_STOPPED = 0  # asked to stop, and stopped
+LAUNCHER_ENGINE_DIED = 71  # it served, then died (whatever status vLLM gave)
+LAUNCHER_START_FAILED = 72  # it never served
+LAUNCHER_CONFIG = 78  # it will not get better by itself; RestartPreventExitStatus= names it
+
+INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def engine_unit(instance: str) -> str:
+    """The unit of one replica, e.g. `llm-engine@chat-2.service`."""
+    return f"llm-engine@{instance}.service"
+
+
+def instance_of(unit: str) -> str | None:
+    """The instance that an engine unit's name holds; None for any other unit or a name we would not have made."""
+    if not (unit.startswith("llm-engine@") and unit.endswith(".service")):
+        return None
+    instance = unit[len("llm-engine@") : -len(".service")]
+    return instance if INSTANCE.fullmatch(instance) else None
+
+
+def instances(engine: str, replicas: int) -> tuple[str, ...]:
+    """Instance names of an engine's replicas: `chat`, `chat-2`, `chat-3`."""
+    return (engine, *(f"{engine}-{n}" for n in range(2, replicas + 1)))
+
+
+def engine_directory(instance: str, run: str = RUN) -> str:
+    """The engine's own directory below /run: its socket, its state and its last verdict."""
+    return f"{run}/engines/{instance}"
+
+
+def engine_socket(instance: str, run: str = RUN) -> str:
+    """vLLM's own socket."""
+    return f"{engine_directory(instance, run)}/vllm.sock"
+
+
+def engine_state(instance: str, run: str = RUN) -> str:
+    """What the launcher says of itself, JSON, replaced atomically."""
+    return f"{engine_directory(instance, run)}/state.json"
+
+
+def engine_verdict(instance: str, run: str = RUN) -> str:
+    """How the last run ended, JSON, written by the launcher on exit."""
+    return f"{engine_directory(instance, run)}/verdict.json"
+
+
+def is_builtin(model: str) -> bool:
+    """Whether a model is one that a Python package carries (`builtin:NAME`)."""
+    return model.startswith("builtin:")
+
+
+def model_directory(model: str, models: str = MODELS, source: str = "huggingface") -> str:
+    """Where a model's files lie: a directory is itself, a builtin or hub id has its place below `models`."""
+    if model.startswith("/"):
+        return model
+    if is_builtin(model):
+        return f"{models}/builtin/{model[len('builtin:') :]}"
+    return f"{models}/{source}/{model}"
+
+
+def default_served_name(model: str) -> str:
+    """The name a model is served under when the file gives none: its last part, `builtin:` left out."""
+    return PurePosixPath(model[len("builtin:") :] if is_builtin(model) else model).name

@@ -1,0 +1,1 @@
+"""Builds vLLM's environment and fetches models, for `llm-runtime.service`."""

@@ -1,0 +1,1 @@
+"""Observe, decide, act: the one brain that keeps engines running."""

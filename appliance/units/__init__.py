@@ -1,0 +1,1 @@
+"""The text of systemd drop-ins, from the configuration."""
