@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from appliance.host import files
+
+
+def test_a_replaced_file_has_its_bytes_and_mode_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    files.replace(target, b"one")
+    files.replace(target, b"two", 0o640)
+    assert target.read_bytes() == b"two"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_failed_replacement_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    target.mkdir()
+    (target / "inside").write_text("keeps the directory from being replaced")
+    with pytest.raises(OSError):
+        files.replace(target, b"one")
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_json_goes_there_and_back(tmp_path: Path) -> None:
+    files.replace_json(tmp_path / "f", {"name": "ü", "n": 1})
+    assert files.read_json(tmp_path / "f") == {"v": 1, "name": "ü", "n": 1}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b'{"v": 2}', b'{"name": 1}', b"\xff\xfe"])
+def test_what_is_not_ours_is_unknown(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "f").write_bytes(content)
+    assert files.read_json(tmp_path / "f") is None
+
+
+def test_a_missing_file_is_unknown(tmp_path: Path) -> None:
+    assert files.read_json(tmp_path / "nothing") is None
