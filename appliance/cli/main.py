@@ -1,0 +1,238 @@
+"""`llm-appliance VERB`: finds the verb's module, parses its arguments, prints its error, returns its exit status.
+
+A verb is one row of `VERBS` and one module with `add_arguments(parser)` and `run(args) -> int`; only the module that
+was asked for is imported. `args.config` is always there, and `args.json` is (False where the verb lists nothing). Both
+may stand before the verb, after it, or after a verb of its own (`keys list --json`).
+
+Exit status: 0 good, 1 found something wrong, 2 wrong usage or invalid configuration, 3 cannot reach what it needs;
+130 after Ctrl-C. A reader that closes the pipe early is no error. No traceback unless LLM_APPLIANCE_DEBUG is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NoReturn
+
+from appliance import __version__, names
+from appliance.errors import (
+    EXIT_FOUND,
+    EXIT_OK,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    ApplianceError,
+    ConfigInvalid,
+    UsageError,
+)
+
+from . import output
+
+PROGRAM = "llm-appliance"
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """Where a verb lives, what it is for, and whether it can print JSON."""
+
+    module: str
+    purpose: str
+    json: bool = False
+
+
+VERBS: dict[str, Verb] = {
+    "status": Verb("appliance.cli.status", "what serves, what does not, and why", json=True),
+    "check": Verb("appliance.cli.check", "read the configuration and name every problem in it", json=True),
+    "config": Verb("appliance.cli.config", "show the configuration in force; explain a key", json=True),
+    "apply": Verb("appliance.cli.apply", "make the configuration take effect"),
+    "keys": Verb("appliance.cli.keys", "create, list, revoke and rotate API keys", json=True),
+    "models": Verb("appliance.cli.models", "list, fetch and remove model files", json=True),
+    "runtime": Verb("appliance.cli.runtime", "list, build, choose and roll back vLLM environments", json=True),
+    "chat": Verb("appliance.cli.chat", "talk to a model through the gateway"),
+    "logs": Verb("appliance.cli.logs", "the journal of the appliance or of one engine"),
+    "hold": Verb("appliance.cli.hold", "stop an engine and keep it stopped"),
+    "resume": Verb("appliance.cli.resume", "let a held engine start again"),
+    "restart": Verb("appliance.cli.restart", "restart one engine"),
+}
+
+# Handled by __main__ before this module is imported; named here for the help alone.
+PROCESSES = {
+    "gateway": "run the gateway in the foreground",
+    "supervisor": "run the supervisor in the foreground",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises UsageError instead of printing and exiting, so that there is one error printer."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments."""
+        raise UsageError(message, hint=f"{self.prog} --help")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a verb; the one place where its errors end."""
+    words = sys.argv[1:] if arguments is None else arguments
+    _soften_streams()
+    try:
+        status = _dispatch(words)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_OK
+    except SystemExit as exit_:  # argparse's --help
+        return exit_.code if isinstance(exit_.code, int) else EXIT_OK
+    except Exception as error:  # the top of the process: a bug, too, ends in a sentence
+        return report(error)
+
+
+def report(error: Exception) -> int:
+    """Print an error as a sentence and a hint on standard error; return the exit status that goes with it."""
+    if os.environ.get("LLM_APPLIANCE_DEBUG"):
+        traceback.print_exception(error)
+    status, message, hint = _explain(error)
+    if isinstance(error, ConfigInvalid):
+        for problem in error.problems:
+            output.note(f"{problem.severity}: {problem}")
+    else:
+        output.note(f"{PROGRAM}: {message}")
+    if hint:
+        output.note(f"hint: {hint}")
+    return status
+
+
+def _explain(error: Exception) -> tuple[int, str, str]:
+    if isinstance(error, ApplianceError):
+        return error.exit_status, error.message, error.hint
+    if isinstance(error, PermissionError):
+        return EXIT_UNREACHABLE, _system_words(error), "run the command as root (sudo)"
+    if isinstance(error, OSError):
+        return EXIT_UNREACHABLE, _system_words(error), ""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("appliance.cli."):
+        return EXIT_UNREACHABLE, f"this installation lacks {error.name}", f"reinstall the package {PROGRAM}"
+    return (
+        EXIT_FOUND,
+        f"unexpected {type(error).__name__}: {error}",
+        "this is a fault of the program; LLM_APPLIANCE_DEBUG=1 shows where",
+    )
+
+
+def _system_words(error: OSError) -> str:
+    words = (error.strerror or str(error)).lower()
+    return f"{error.filename}: {words}" if error.filename else words
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    """Read the options before the verb, then hand over to the verb's parser."""
+    config, as_json, rest = names.CONFIG_FILE, False, list(words)
+    while rest and rest[0].startswith("-"):
+        option, _, value = rest.pop(0).partition("=")
+        if option in ("-h", "--help"):
+            print(_help())
+            return EXIT_OK
+        if option in ("-V", "--version"):
+            print(f"{PROGRAM} {__version__}")
+            return EXIT_OK
+        if option == "--json":
+            as_json = True
+        elif option == "--config":
+            if not value and not rest:
+                raise UsageError("--config needs a file", hint=f"{PROGRAM} --help")
+            config = value or rest.pop(0)
+        else:
+            raise UsageError(f"unknown option {option}", hint=f"{PROGRAM} --help")
+    if not rest:
+        print(_help())
+        return EXIT_USAGE
+    if rest[0] == "help":
+        return _dispatch([*rest[1:2], "--help"])
+    return _run(rest[0], rest[1:], config, as_json)
+
+
+def _run(word: str, rest: list[str], config: str, as_json: bool) -> int:
+    verb = VERBS.get(word)
+    if verb is None:
+        near = difflib.get_close_matches(word, [*VERBS, *PROCESSES], n=1, cutoff=0.5)
+        raise UsageError(
+            f"there is no verb {word!r}" + (f"; did you mean {near[0]!r}?" if near else ""), hint=f"{PROGRAM} --help"
+        )
+    if as_json and not verb.json:
+        raise UsageError(f"{word} prints no JSON", hint=f"{PROGRAM} {word} --help")
+    module = import_module(verb.module)
+    parser = Parser(prog=f"{PROGRAM} {word}", description=_sentence(verb.purpose), allow_abbrev=False)
+    module.add_arguments(parser)
+    _add_shared(parser, verb.json)
+    args = parser.parse_args(rest)
+    args.config = getattr(args, "config", None) or config
+    args.json = bool(getattr(args, "json", False)) or as_json
+    return int(module.run(args))
+
+
+def _add_shared(parser: argparse.ArgumentParser, has_json: bool) -> None:
+    """`--config` and `--json` for a parser and all below it, where the verb has not put its own."""
+    known = {option for action in parser._actions for option in action.option_strings}
+    if "--config" not in known:
+        parser.add_argument(
+            "--config",
+            metavar="FILE",
+            default=argparse.SUPPRESS,
+            help=f"the configuration file (default {names.CONFIG_FILE})",
+        )
+    if has_json and "--json" not in known:
+        parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in {id(child): child for child in action.choices.values()}.values():
+                _add_shared(child, has_json)
+
+
+def _sentence(purpose: str) -> str:
+    return purpose[:1].upper() + purpose[1:] + "."
+
+
+def _help() -> str:
+    listed = [*((name, verb.purpose) for name, verb in VERBS.items()), *PROCESSES.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} [--config FILE] VERB ...",
+            "",
+            "An LLM inference appliance: vLLM engines, a gateway and a supervisor as systemd units.",
+            "",
+            *(f"  {name:<11} {purpose}" for name, purpose in listed),
+            "",
+            f"  --config FILE  the configuration file (default {names.CONFIG_FILE})",
+            "  --version      print the version",
+            "",
+            f"`{PROGRAM} VERB --help` tells more. Exit status: 0 good, 1 found something wrong, 2 wrong usage or",
+            "invalid configuration, 3 cannot reach what it needs.",
+        ]
+    )
+
+
+def _soften_streams() -> None:
+    """No listing dies of a locale that cannot print a character."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def _silence_stdout() -> None:
+    """After a closed pipe: nothing more may be flushed into it when the interpreter ends."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+    finally:
+        os.close(devnull)
