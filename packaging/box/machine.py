@@ -108,10 +108,12 @@ class Box:
     def stop(self) -> None:
         """Power it off: units stop in order. Kills it when that takes longer than STOP_LIMIT."""
         if self.running:
-            leader = self.leader
-            processes.kill_entered(leader)  # a command left running would keep the box from dying
-            os.kill(leader, POWEROFF)
-            if not processes.wait_gone(self._state["leader"], STOP_LIMIT):
+            processes.kill_entered(self.leader)
+            os.kill(self.leader, POWEROFF)
+            deadline = time.monotonic() + STOP_LIMIT
+            while not processes.wait_gone(self._state["leader"], 0.5) and time.monotonic() < deadline:
+                processes.kill_entered(self._state["leader"][0])  # a command that entered meanwhile keeps it from dying
+            if self.running:
                 print(f"box {self.name} did not power off in {STOP_LIMIT:.0f} s: killing it", file=sys.stderr)
         self.kill()
 
@@ -183,7 +185,7 @@ class Box:
         clean = ["env", "-i", f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"]
         shell = ["bash", "-c", command]
         if user != "root":
-            shell = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *shell]
+            shell = ["runuser", "-u", user, "--", *shell]
         return ["nsenter", "-t", str(self.leader), "-a", "--root", "--wd", *clean, *shell]
 
     def outside_argv(self, argv: list[str]) -> list[str]:

@@ -61,9 +61,39 @@ def run(argv: list[str], timeout: float) -> tuple[int | None, str]:
         return status, out.read().decode(errors="replace")
 
 
-def _kill_group(pid: int) -> None:
+def _kill_group(group: int) -> None:
+    """Kill a command's group: what runs in the box first, so that nsenter still reaps it, then nsenter itself.
+
+    The other way round a dead child would wait for the host's PID 1, and the box's shutdown for the child.
+    """
+    members = [entry for entry in _pids_of_group(group) if not _is_nsenter(entry)]
+    for pid in members:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 1
+    while members and any(_is_nsenter(pid) for pid in _pids_of_group(group)) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGCONT)  # nsenter stops itself when its child is stopped
+        time.sleep(0.02)
     with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
+
+
+def _pids_of_group(group: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(entry.name)) == group and identity(int(entry.name)):
+                    found.append(int(entry.name))
+    return found
+
+
+def _is_nsenter(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "nsenter"
+    except OSError:
+        return False
 
 
 def kill_entered(leader: int) -> None:
