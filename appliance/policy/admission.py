@@ -1,0 +1,237 @@
+"""Admission of calls to the replicas of one engine: admit, wait or refuse.
+
+A call offered is admitted to a replica with room, put into a bounded queue, or refused with a reason; an admitted call
+holds a lease that is released exactly once, with an outcome. Order in the queue is arrival; every ticket carries its
+key and weight, so that a fairer order needs a change in `_next` alone.
+
+Laws, kept after every step: in flight of a replica = leases out on it; a ticket is queued, leased or gone, never two
+of them; nobody waits while a serving replica has room.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import ceil
+
+from .balance import Load, least_outstanding
+
+AUTO_LIMIT = 256  # vLLM's own default of max_num_seqs: more calls would only queue inside the engine
+RETRY_MIN, RETRY_MAX = 1.0, 120.0  # OpenAI's SDK does not retry at all when asked to wait longer
+RATE_MEMORY = 0.2  # weight of the newest release in the drain rate
+
+
+class Outcome(enum.Enum):
+    """What an admitted call says of its replica."""
+
+    OK = "ok"
+    IGNORED = "ignored"  # the caller left, or was at fault: says nothing of the replica
+    DROPPED = "dropped"  # the replica failed it
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One call before admission. `number` is unique; `weight` is its cost in tokens, for orders that count tokens."""
+
+    number: int
+    key: str
+    arrived: float
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right of one call to run on one replica."""
+
+    ticket: Ticket
+    replica: str
+    admitted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The call is queued; `position` 1 is next."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The call is not let in; `code` is one of the API's codes."""
+
+    code: str
+    reason: str
+    retry_after: float
+
+
+@dataclass(slots=True)
+class _Replica:
+    limit: int
+    serving: bool
+    in_flight: int = 0
+
+
+def limit_of(configured: int | str, max_num_seqs: object) -> int:
+    """Calls that may be in flight at one replica: the configured number, or for "auto" what its batch can hold."""
+    if isinstance(configured, int):
+        return configured
+    if isinstance(max_num_seqs, int) and not isinstance(max_num_seqs, bool) and max_num_seqs > 0:
+        return max_num_seqs
+    return AUTO_LIMIT
+
+
+class Admission:
+    """The queue and the leases of one engine. One caller, one thread; `now` is monotonic seconds."""
+
+    def __init__(self, *, queue_size: int, queue_timeout: float) -> None:
+        self.queue_size = queue_size
+        self.queue_timeout = queue_timeout
+        self._replicas: dict[str, _Replica] = {}
+        self._queue: OrderedDict[int, Ticket] = OrderedDict()
+        self._leases: dict[int, Lease] = {}
+        self._released_at: float | None = None
+        self._interval: float | None = None  # mean seconds between two releases
+        self._turn = 0
+
+    # --- replicas ------------------------------------------------------------------------------------------------
+    def set_replica(self, name: str, *, limit: int, serving: bool) -> None:
+        """Add a replica or change it; leases on it stay. Follow with `admit_waiting`."""
+        known = self._replicas.get(name)
+        if known is None:
+            self._replicas[name] = _Replica(limit, serving)
+        else:
+            known.limit, known.serving = limit, serving
+
+    def drop_replica(self, name: str) -> None:
+        """Forget a replica of the configuration; leases on it may still be released."""
+        self._replicas.pop(name, None)
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+    def offer(self, ticket: Ticket, now: float) -> Lease | Wait | Refuse:
+        """Admit a call, queue it, or refuse it."""
+        if not self._queue:
+            lease = self._admit(ticket, now)
+            if lease is not None:
+                return lease
+        if len(self._queue) >= self.queue_size:
+            return Refuse(
+                "queue_full",
+                f"{len(self._queue)} requests are already waiting for this model",
+                self.expected_wait(len(self._queue) + 1),
+            )
+        self._queue[ticket.number] = ticket
+        return Wait(len(self._queue))
+
+    def admit_waiting(self, now: float) -> list[Lease]:
+        """Leases for those who wait and now have room, in order; call it after every change."""
+        admitted = []
+        while self._queue:
+            lease = self._admit(self._next(), now)
+            if lease is None:
+                break
+            del self._queue[lease.ticket.number]
+            admitted.append(lease)
+        return admitted
+
+    def leave(self, ticket: Ticket) -> bool:
+        """A waiting call goes away; False when it was not waiting."""
+        return self._queue.pop(ticket.number, None) is not None
+
+    def overdue(self, now: float) -> list[tuple[Ticket, Refuse]]:
+        """Calls that waited too long, taken out of the queue."""
+        late = [ticket for ticket in self._queue.values() if now - ticket.arrived >= self.queue_timeout]
+        for ticket in late:
+            del self._queue[ticket.number]
+        wait = self.expected_wait(len(self._queue) + 1)
+        return [
+            (ticket, Refuse("queue_timeout", f"no room within {self.queue_timeout:g} s for this model", wait))
+            for ticket in late
+        ]
+
+    def release(self, lease: Lease, outcome: Outcome, now: float) -> None:
+        """Give a lease back; a second time is a fault of the caller. Follow with `admit_waiting`."""
+        if self._leases.get(lease.ticket.number) is not lease:
+            raise ValueError(f"lease {lease.ticket.number} is not out")
+        del self._leases[lease.ticket.number]
+        replica = self._replicas.get(lease.replica)
+        if replica is not None:
+            replica.in_flight -= 1
+        if outcome is Outcome.OK:
+            self._learn_rate(now)
+
+    def move(self, lease: Lease, now: float, avoid: str) -> Lease | None:
+        """Another lease for the same call, on a replica other than `avoid`; None and unchanged when none has room."""
+        name = self._pick(avoid)
+        if name is None or self._leases.get(lease.ticket.number) is not lease:
+            return None
+        old = self._replicas.get(lease.replica)
+        if old is not None:
+            old.in_flight -= 1
+        self._replicas[name].in_flight += 1
+        moved = Lease(lease.ticket, name, now)
+        self._leases[lease.ticket.number] = moved
+        return moved
+
+    # --- readings ------------------------------------------------------------------------------------------------
+    @property
+    def waiting(self) -> int:
+        """Calls in the queue."""
+        return len(self._queue)
+
+    def in_flight(self, replica: str | None = None) -> int:
+        """Leases out on one replica, or on all."""
+        if replica is not None:
+            known = self._replicas.get(replica)
+            return known.in_flight if known else 0
+        return len(self._leases)
+
+    def limit(self, replica: str) -> int:
+        """The present limit of a replica; 0 for one that is not known."""
+        known = self._replicas.get(replica)
+        return known.limit if known else 0
+
+    def expected_wait(self, position: int) -> float:
+        """Seconds until a call at this position would be admitted, from the rate of releases; whole, 1 to 120."""
+        seconds = position * self._interval if self._interval is not None else float(position)
+        return float(ceil(min(max(seconds, RETRY_MIN), RETRY_MAX)))
+
+    def check(self) -> None:
+        """The laws, executed; raises AssertionError."""
+        counted: dict[str, int] = {}
+        for lease in self._leases.values():
+            counted[lease.replica] = counted.get(lease.replica, 0) + 1
+        for name, replica in self._replicas.items():
+            assert replica.in_flight == counted.get(name, 0), f"{name}: {replica.in_flight} in flight"
+        assert not self._queue.keys() & self._leases.keys(), "a ticket is queued and leased"
+        assert len(self._queue) <= self.queue_size
+
+    # --- inside --------------------------------------------------------------------------------------------------
+    def _next(self) -> Ticket:
+        """Who is admitted next: the only place that orders the queue."""
+        return next(iter(self._queue.values()))
+
+    def _admit(self, ticket: Ticket, now: float) -> Lease | None:
+        name = self._pick()
+        if name is None:
+            return None
+        self._replicas[name].in_flight += 1
+        lease = Lease(ticket, name, now)
+        self._leases[ticket.number] = lease
+        return lease
+
+    def _pick(self, avoid: str | None = None) -> str | None:
+        loads = [
+            Load(name, replica.in_flight, replica.limit)
+            for name, replica in self._replicas.items()
+            if replica.serving and name != avoid
+        ]
+        self._turn += 1
+        return least_outstanding(loads, self._turn)
+
+    def _learn_rate(self, now: float) -> None:
+        if self._released_at is not None:
+            gap = max(now - self._released_at, 0.0)
+            known = self._interval
+            self._interval = gap if known is None else known + RATE_MEMORY * (gap - known)
+        self._released_at = now

@@ -1,0 +1,112 @@
+"""Which header fields cross the gateway, and what a response head from an engine says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# RFC 9110 7.6.1 and the framing that each side of the gateway makes for itself.
+HOP_BY_HOP = frozenset(
+    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    "upgrade content-length http2-settings".split()  # noqa: SIM905 (a table of words reads better)
+)
+# A client's fields that an engine must not see, or that the gateway sets anew: keys above all.
+_NOT_UPSTREAM = HOP_BY_HOP | frozenset(
+    "authorization x-api-key cookie host expect accept-encoding content-encoding x-request-id forwarded "
+    "x-forwarded-for x-forwarded-host x-forwarded-proto x-real-ip origin referer".split()  # noqa: SIM905 (a table of words reads better)
+)
+# An engine's fields that the gateway writes itself.
+_NOT_DOWNSTREAM = HOP_BY_HOP | frozenset(
+    "server date x-request-id x-engine x-queue-time-ms x-accel-buffering access-control-allow-origin "
+    "access-control-allow-credentials access-control-allow-headers access-control-allow-methods set-cookie".split()  # noqa: SIM905 (a table of words reads better)
+)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+HEAD_LIMIT = 65536
+
+
+class BadHead(ValueError):
+    """A response head that is not HTTP/1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """A response's status and fields, names in lower case; neither `length` nor `chunked`: ends with the connection."""
+
+    status: int
+    fields: tuple[tuple[str, str], ...]
+    chunked: bool
+    length: int | None
+    keep_alive: bool
+
+    def get(self, name: str) -> str:
+        """The first field of that name, or the empty string."""
+        return next((value for key, value in self.fields if key == name), "")
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body is server-sent events."""
+        return self.get("content-type").partition(";")[0].strip().lower() == "text/event-stream"
+
+
+def request_id(given: str) -> str | None:
+    """The client's own request id when it is one that may stand in a log and a header; None otherwise."""
+    return given if _REQUEST_ID.fullmatch(given) else None
+
+
+def upstream_fields(fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A client's fields that go on to the engine; those that its Connection field names stay behind as well."""
+    pairs = [(name.lower(), value) for name, value in fields]
+    named = {word.strip().lower() for name, value in pairs if name == "connection" for word in value.split(",")}
+    return [(name, value) for name, value in pairs if name not in _NOT_UPSTREAM and name not in named]
+
+
+def downstream_fields(head: ResponseHead, *, stream: bool = False) -> list[tuple[str, str]]:
+    """An engine's fields that go on to the client; a stream's Cache-Control is the gateway's."""
+    named = {word.strip().lower() for name, value in head.fields if name == "connection" for word in value.split(",")}
+    return [
+        (name, value)
+        for name, value in head.fields
+        if name not in _NOT_DOWNSTREAM and name not in named and not (stream and name == "cache-control")
+    ]
+
+
+def parse_head(block: bytes) -> ResponseHead:
+    """The head of a response, without its last blank line. Raises BadHead."""
+    lines = block.decode("latin-1").split("\r\n")
+    version, _, rest = lines[0].partition(" ")
+    code = rest[:3]
+    if version not in ("HTTP/1.1", "HTTP/1.0") or not (code.isascii() and code.isdigit()) or rest[3:4] not in ("", " "):
+        raise BadHead("the engine does not answer in HTTP/1")
+    fields: list[tuple[str, str]] = []
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise BadHead("the engine sent a broken header field")
+        fields.append((name.lower(), value.strip(" \t")))
+    return _framed(int(code), version, tuple(fields))
+
+
+def _framed(status: int, version: str, fields: tuple[tuple[str, str], ...]) -> ResponseHead:
+    chunked, length = False, None
+    words: set[str] = set()
+    for name, value in fields:
+        if name == "transfer-encoding":
+            if value.lower() != "chunked":
+                raise BadHead(f"the engine uses a transfer encoding that the gateway does not speak: {value[:40]!r}")
+            chunked = True
+        elif name == "content-length":
+            if not (value.isascii() and value.isdigit()) or (length is not None and int(value) != length):
+                raise BadHead("the engine sent a broken Content-Length")
+            length = int(value)
+        elif name == "connection":
+            words |= {word.strip().lower() for word in value.split(",")}
+    if status in (204, 304) or status < 200:
+        chunked, length = False, 0
+    keep_alive = "close" not in words and (version == "HTTP/1.1" or "keep-alive" in words)
+    return ResponseHead(status, fields, chunked, None if chunked else length, keep_alive)
+
+
+def render_head(start: str, fields: Iterable[tuple[str, str]]) -> bytes:
+    """A head as bytes. Values come from parsed heads or from us, so none holds a line break."""
+    return (start + "\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields) + "\r\n").encode("latin-1")

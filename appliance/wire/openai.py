@@ -1,0 +1,190 @@
+"""The envelope of an API request: what the gateway must know of a body that it forwards as it came.
+
+A body is parsed once, into a `Call`; text of prompts is looked at by nobody. Bodies are UTF-8 JSON objects (RFC 8259:
+no NaN), or multipart forms for audio. Where a key stands twice the last one counts, here as in vLLM, so a second
+`model` cannot slip past the allowlist.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+from appliance.errors import ApiError
+
+
+class Shape(enum.Enum):
+    """Whose error bodies and events a route speaks."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    RESPONSES = "responses"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One relayed route. `meters` says that usage of a stream must be asked for with `stream_options`."""
+
+    path: str
+    shape: Shape = Shape.OPENAI
+    streams: bool = False
+    meters: bool = False
+    multipart: bool = False
+
+
+ROUTES: Mapping[str, Route] = {
+    route.path: route
+    for route in (
+        Route("/v1/chat/completions", streams=True, meters=True),
+        Route("/v1/completions", streams=True, meters=True),
+        Route("/v1/responses", Shape.RESPONSES, streams=True),
+        Route("/v1/messages", Shape.ANTHROPIC, streams=True),
+        Route("/v1/messages/count_tokens", Shape.ANTHROPIC),
+        Route("/v1/embeddings"),
+        Route("/v1/rerank"),
+        Route("/v1/score"),
+        Route("/tokenize"),
+        Route("/detokenize"),
+        Route("/v1/audio/transcriptions", streams=True, multipart=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One API request as parsed. `size` is the body's bytes; `max_tokens` None where the client set no limit."""
+
+    model: str
+    stream: bool
+    size: int
+    max_tokens: int | None = None
+    include_usage: bool = False  # the client asked for the usage event itself
+    stream_options: Mapping[str, object] | None = None
+
+
+def parse_call(route: Route, body: bytes, content_type: str = "application/json") -> Call:
+    """The call that a body holds. Raises ApiError with the reason."""
+    if route.multipart:
+        return _form_call(body, content_type)
+    value = _json_object(body)
+    model = value.get("model")
+    if not isinstance(model, str) or not model:
+        raise ApiError("invalid_request", _model_fault(model), param="model")
+    stream = _flag(value, "stream") and route.streams
+    options = value.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise ApiError("invalid_request", "stream_options must be an object", param="stream_options")
+    return Call(
+        model=model,
+        stream=stream,
+        size=len(body),
+        max_tokens=_limit(value),
+        include_usage=bool(options and options.get("include_usage")),
+        stream_options=cast("Mapping[str, object] | None", options),
+    )
+
+
+def with_usage(body: bytes, call: Call) -> tuple[bytes, ...]:
+    """The body in pieces, with `stream_options.include_usage` added at its end; the other bytes are unchanged.
+
+    A `stream_options` of the client is repeated with the addition: the last one counts.
+    """
+    options = {**(call.stream_options or {}), "include_usage": True}
+    end = body.rindex(b"}")
+    addition = b',"stream_options":' + json.dumps(options, separators=(",", ":")).encode()
+    return body[:end], addition + b"}"
+
+
+def models(entries: Sequence[tuple[str, str]], created: int) -> dict[str, object]:
+    """The body of `GET /v1/models` for (served name, root model) pairs."""
+    return {"object": "list", "data": [model_card(name, root, created) for name, root in entries]}
+
+
+def model_card(name: str, root: str, created: int) -> dict[str, object]:
+    """One model as OpenAI shows it."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "llm-appliance", "root": root}
+
+
+def _json_object(body: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise ApiError("invalid_json", "the body is not UTF-8 text") from None
+    except RecursionError:
+        raise ApiError("invalid_json", "the body is nested too deeply") from None
+    except ValueError as error:
+        place = f" at position {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ApiError("invalid_json", f"the body is not valid JSON{place}") from None
+    if not isinstance(value, dict):
+        raise ApiError("invalid_request", "the body must be a JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _model_fault(model: object) -> str:
+    if model is None:
+        return "you must name a model: GET /v1/models lists them"
+    return "model must be a string that is not empty"
+
+
+def _flag(value: Mapping[str, object], name: str) -> bool:
+    flag = value.get(name)
+    if flag is None or isinstance(flag, bool):
+        return bool(flag)
+    raise ApiError("invalid_request", f"{name} must be true or false", param=name)
+
+
+def _limit(value: Mapping[str, object]) -> int | None:
+    """The most tokens that the answer may have, by any of the names that APIs give it."""
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        limit = value.get(name)
+        if limit is None:
+            continue
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise ApiError("invalid_request", f"{name} must be a whole number, 0 or more", param=name)
+        return limit
+    return None
+
+
+_BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
+_FIELD = re.compile(rb'\bname=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
+_FILE = re.compile(rb"\bfilename\*?=", re.IGNORECASE)
+
+
+def form_fields(body: bytes, content_type: str) -> dict[str, str]:
+    """Text fields of a multipart form, files left out; the last one of a name counts. Raises ApiError."""
+    boundary = _BOUNDARY.search(content_type)
+    if not content_type.lower().startswith("multipart/form-data") or boundary is None:
+        raise ApiError("invalid_request", "this route takes multipart/form-data with a boundary")
+    mark = b"\r\n--" + (boundary[1] or boundary[2]).encode("latin-1", "replace")
+    fields: dict[str, str] = {}
+    position = 0 if body.startswith(mark[2:]) else body.find(mark) + 2
+    if position == 1:
+        raise ApiError("invalid_request", "the form holds no part")
+    while True:
+        end = body.find(mark, position + len(mark) - 2)
+        if end < 0:
+            return fields
+        head_end = body.find(b"\r\n\r\n", position, end)
+        head = body[position:head_end] if head_end >= 0 else b""
+        name = _FIELD.search(head)
+        if name is not None and not _FILE.search(head) and end - head_end < 65536:
+            fields[(name[1] or name[2] or b"").decode("utf-8", "replace")] = body[head_end + 4 : end].decode(
+                "utf-8", "replace"
+            )
+        position = end + 2
+
+
+def _form_call(body: bytes, content_type: str) -> Call:
+    fields = form_fields(body, content_type)
+    model = fields.get("model", "")
+    if not model:
+        raise ApiError("invalid_request", _model_fault(None), param="model")
+    return Call(model=model, stream=fields.get("stream", "").strip().lower() in ("true", "1"), size=len(body))

@@ -1,0 +1,58 @@
+"""Token counts as engines report them, found in the last bytes of an answer without reading the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+# Not behind a backslash: inside a JSON string the quote would be escaped, so this is a key.
+_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(?=\{)')
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one call used. `estimated` marks a count of events instead of the engine's own figures."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    estimated: bool = False
+
+
+def find_usage(text: bytes) -> Usage | None:
+    """The last usage object in a body, an event or the end of one; None when there is none that can be read."""
+    for match in reversed(list(_USAGE.finditer(text))):
+        try:
+            value, _ = _DECODER.raw_decode(text[match.end() :].decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        usage = read_usage(value)
+        if usage is not None:
+            return usage
+    return None
+
+
+def read_usage(value: object) -> Usage | None:
+    """OpenAI's, Anthropic's and Responses' usage objects; None for anything else."""
+    if not isinstance(value, dict):
+        return None
+    prompt = _count(value, "prompt_tokens", "input_tokens")
+    total = _count(value, "total_tokens")
+    completion = _count(value, "completion_tokens", "output_tokens")
+    if prompt is None and total is None:
+        return None
+    if prompt is None:
+        prompt = (total or 0) - (completion or 0)
+    details = value.get("prompt_tokens_details") or value.get("input_tokens_details")
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else _count(value, "cache_read_input_tokens")
+    return Usage(max(prompt, 0), completion or 0, cached or 0)
+
+
+def _count(value: dict[str, object], *names: str) -> int | None:
+    for name in names:
+        count = value.get(name)
+        if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+            return count
+    return None

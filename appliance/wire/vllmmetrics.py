@@ -1,0 +1,54 @@
+"""vLLM's metric names, once; a name that an engine does not show reads UNKNOWN, never 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.quantity import UNKNOWN, Maybe
+
+from .promtext import samples
+
+PREFIX = "vllm:"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second is the name before 0.10
+GENERATED = "vllm:generation_tokens_total"
+PROMPTED = "vllm:prompt_tokens_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
+PREFIX_HITS = "vllm:prefix_cache_hits_total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics:
+    """One reading of an engine's /metrics. Counters and gauges are sums over its data-parallel ranks."""
+
+    running: Maybe[float] = UNKNOWN
+    waiting: Maybe[float] = UNKNOWN
+    kv_usage: Maybe[float] = UNKNOWN  # 0 to 1; the fullest rank
+    generated_tokens: Maybe[float] = UNKNOWN
+    prompt_tokens: Maybe[float] = UNKNOWN
+    preemptions: Maybe[float] = UNKNOWN
+    prefix_queries: Maybe[float] = UNKNOWN
+    prefix_hits: Maybe[float] = UNKNOWN
+
+
+def read_metrics(text: str) -> EngineMetrics:
+    """What an exposition of vLLM says."""
+    sums: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    for sample in samples(text):
+        if sample.name.startswith(PREFIX):
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+            peaks[sample.name] = max(peaks.get(sample.name, sample.value), sample.value)
+    kv_usage: Maybe[float] = next((peaks[name] for name in KV_USAGE if name in peaks), UNKNOWN)
+    return EngineMetrics(
+        running=sums.get(RUNNING, UNKNOWN),
+        waiting=sums.get(WAITING, UNKNOWN),
+        kv_usage=kv_usage,
+        generated_tokens=sums.get(GENERATED, UNKNOWN),
+        prompt_tokens=sums.get(PROMPTED, UNKNOWN),
+        preemptions=sums.get(PREEMPTIONS, UNKNOWN),
+        prefix_queries=sums.get(PREFIX_QUERIES, UNKNOWN),
+        prefix_hits=sums.get(PREFIX_HITS, UNKNOWN),
+    )
