@@ -11,13 +11,15 @@ from typing import Literal
 Device = Literal["cuda", "cpu"]
 
 
-def nvidia_driver_present(proc: str = "/proc", dev: str = "/dev") -> bool:
-    """Whether the NVIDIA kernel driver is loaded and has made its control device. Never raises, never blocks.
+def nvidia_driver_present(proc: str = "/proc", dev: str = "/dev", run: str = "/run") -> bool:
+    """Whether the NVIDIA kernel driver is loaded for this machine. Never raises, never blocks.
 
-    The kernel module alone is not enough: without `nvidiactl` no CUDA program can start, as in a container that was
-    not given the device.
+    On the host the loaded module is enough: its control device may appear only when root first uses it. A container
+    sees the host's module too, so there the device has to be there as well.
     """
-    return os.path.exists(f"{proc}/driver/nvidia/version") and os.path.exists(f"{dev}/nvidiactl")
+    if not os.path.exists(f"{proc}/driver/nvidia/version"):
+        return False
+    return os.path.exists(f"{dev}/nvidiactl") or not os.path.exists(f"{run}/systemd/container")
 
 
 def resolve(configured: Literal["auto", "cuda", "cpu"], proc: str = "/proc", dev: str = "/dev") -> Device:
