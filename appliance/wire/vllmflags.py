@@ -16,7 +16,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from appliance.wire.vllmlegacy import LEGACY, REFUSED, Flags
+from appliance.wire.vllmlegacy import LEGACY as LEGACY
+from appliance.wire.vllmlegacy import REFUSED as REFUSED
+from appliance.wire.vllmlegacy import Flags
 
 _TABLE_FILE = f"{__file__.rpartition('/')[0]}/vllmflags.json"
 _HUMAN = re.compile(r"-?\d+|\d+(?:\.\d+)?[kKmMgG]")
