@@ -1,0 +1,385 @@
+"""Why vLLM died or did not start, as far as its own log can tell.
+
+The last lines are never the cause: `Engine core initialization failed`, `EngineDeadError` and the rest of the carriers
+are printed by processes that only met the consequences, and with several ranks each prints its own, often a secondary
+one. So: all signatures are searched in time order, the most specific rank of signature wins, and within it the first
+line. Only errors and lines without a level count: harmless warnings quote the same words.
+
+Logs alone decide nothing: kernel, control group and GPU evidence beat what is found here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from appliance.wire.vllmlog import ERR, Line, announces_death
+
+WINDOW = 200  # lines before a death that may explain it; older ones belong to requests that failed alone
+
+
+class Cause(NamedTuple):
+    """A cause of the contract with its sentence, what to do, and the index of the line that gave it away."""
+
+    cause: str
+    message: str
+    remedy: str
+    line: int
+
+
+class Signature(NamedTuple):
+    """One row. `rank` 0 names a cause, 1 a kind of trouble, 2 is a carrier. `{0}` is the first group."""
+
+    rank: int
+    cause: str
+    pattern: re.Pattern[str]
+    message: str
+    remedy: str
+
+
+_FEWER_GPU_BYTES = "lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens"
+_COMPILER = "install gcc, g++ and python3-dev"
+_FETCH = "llm-appliance models list shows what is here; llm-appliance models pull fetches a model"
+_ROWS: tuple[tuple[int, str, str, str, str], ...] = (
+    # what the configuration asks for and vLLM cannot give
+    (0, "config-error", r"vllm\b.*: error: (.+)", "vLLM refuses its arguments: {0}", "correct [engine.vllm]"),
+    (
+        0,
+        "config-error",
+        r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len \([^)]*?(\d+)",
+        "max_model_len {0} is more than the model's context length {1}",
+        "lower max_model_len",
+    ),
+    (
+        0,
+        "config-error",
+        r"Total number of attention heads \((\d+)\) must be divisible by tensor parallel size \((\d+)\)",
+        "{0} attention heads cannot be split over {1} GPUs",
+        "choose a number of GPUs that divides the heads",
+    ),
+    (
+        0,
+        "config-error",
+        r"World size \((\d+)\) is larger than the number of available GPUs \((\d+)\)",
+        "{0} GPUs are asked for and {1} are visible",
+        "correct gpus and tensor_parallel_size, or find out why a GPU is missing",
+    ),
+    (
+        0,
+        "config-error",
+        r"(?:The quantization method (\S+) is not supported|Quantization scheme is not supported|Unknown quantization)",
+        "this model's quantization does not run on this GPU",
+        "use another checkpoint of the model",
+    ),
+    (
+        0,
+        "config-error",
+        r"(?:--enable-auto-tool-choice requires --tool-call-parser|invalid tool call parser: (\S+))",
+        "tool calling needs a tool_call_parser that this vLLM knows",
+        "set tool_call_parser beside enable_auto_tool_choice",
+    ),
+    (
+        0,
+        "config-error",
+        r"Model architectures? (\[.*?\]|\S+) (?:are|is|was) (?:not supported|supported in vLLM until)",
+        "this vLLM does not know the architecture {0}",
+        "use another model or another vLLM version",
+    ),
+    (
+        0,
+        "config-error",
+        r".*(?:requires you to execute the \w+ file|contains custom code which must be|trust_remote_code=True)",
+        "the model brings code of its own",
+        "read that code, then set trust_remote_code = true in [engine.vllm]",
+    ),
+    (
+        0,
+        "config-error",
+        r"Failed to infer device type",
+        "vLLM finds no device to run on",
+        "the runtime's device and the machine's do not match: llm-appliance runtime list",
+    ),
+    # the model's files
+    (
+        0,
+        "model-not-found",
+        r"Invalid repository ID or local directory specified: ?'?([^'\n]*)",
+        "there is no model at {0}",
+        _FETCH,
+    ),
+    (0, "model-not-found", r"Cannot find any model weights with `?([^`\n]*)", "no weights lie in {0}", _FETCH),
+    (
+        0,
+        "model-not-found",
+        r"(?:OfflineModeIsEnabled|LocalEntryNotFoundError|couldn't connect to 'https://|Repo id must )",
+        "a file of the model is missing, and engines download nothing",
+        _FETCH,
+    ),
+    (0, "model-not-found", r"does not appear to have a file named (\S+?)\.? ", "the model lacks {0}", _FETCH),
+    (
+        0,
+        "hub-denied",
+        r"(?:GatedRepoError|40[13] Client Error|Cannot access gated repo)",
+        "the model hub refuses access",
+        "accept the model's terms on the hub and set models.token_file",
+    ),
+    (
+        0,
+        "model-unreadable",
+        r"PermissionError: \[Errno 13\] Permission denied: '([^']*\.(?:safetensors|json|bin|model|gguf|jinja|txt|pt))'",
+        "the engine's user may not read {0}",
+        "make the model's files readable for everybody (chmod a+rX)",
+    ),
+    (
+        0,
+        "model-unreadable",
+        r".*(?:SafetensorError|safetensors_rust)\S*: (?:Error while deserializing header: )?(.+)",
+        "a weight file is broken: {0}",
+        "fetch the model again",
+    ),
+    (
+        0,
+        "model-unreadable",
+        r"(?:.*config file at '([^']*)' is not a valid JSON)",
+        "{0} is not JSON",
+        "fetch the model again",
+    ),
+    # the host
+    (
+        0,
+        "toolchain-missing",
+        r"(?:.*Failed to find C compiler|.*InvalidCxxCompiler|.*No working C\+\+ compiler found|.*nvcc not found"
+        r"|.*Could not find nvcc|.*No such file or directory: '(?:g\+\+|gcc|cc|c\+\+|nvcc|ninja)')",
+        "vLLM wants to compile and finds no compiler",
+        _COMPILER,
+    ),
+    (0, "toolchain-missing", r".*fatal error: Python\.h", "vLLM wants to compile and Python.h is missing", _COMPILER),
+    (
+        0,
+        "toolchain-missing",
+        r".*(lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
+        "the library {0} is missing",
+        "install the package that has it",
+    ),
+    (
+        0,
+        "shm-full",
+        r".*Insufficient space in (\S+) for .*?: (\S+ \w+) required, (\S+ \w+) free",
+        "{0} is too small: {1} needed, {2} free",
+        "raise shm_size",
+    ),
+    (
+        0,
+        "shm-full",
+        r".*(?:No space left on device: '?/?(?:dev/shm|psm_)|/dev/shm/\S+ .*No space left on device)",
+        "/dev/shm is full",
+        "raise shm_size",
+    ),
+    (
+        0,
+        "disk-full",
+        r".*\[Errno 28\] No space left on device(?:: '?([^'\n]*))?",
+        "the disk is full {0}",
+        "free some space; llm-appliance runtime list shows old runtimes",
+    ),
+    (
+        0,
+        "driver-mismatch",
+        r".*(?:Driver/library version mismatch|driver on your system is too old)",
+        "the NVIDIA driver does not fit its library or this CUDA",
+        "reboot after a driver upgrade, or install a newer driver",
+    ),
+    (0, "gpu-lost", r".*(?:No CUDA GPUs are available|GPU is lost)", "no GPU can be reached", "nvidia-smi; dmesg"),
+    # memory
+    (
+        0,
+        "gpu-memory-taken",
+        r".*Free memory on device (\S+) \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired",
+        "{1} of {2} GiB are free on {0}, less than the engine wants",
+        "see with nvidia-smi who holds the memory",
+    ),
+    (
+        0,
+        "start-contention",
+        r".*Available memory on node \S+ \(([\d.]+)/([\d.]+) GiB\).*",
+        "{0} of {1} GiB of host memory are free, less than the engine wants",
+        "lower gpu_memory_utilization (on a CPU it is the share of host memory)",
+    ),
+    (
+        0,
+        "start-contention",
+        r".*Error in memory profiling",
+        "another process freed GPU memory while vLLM measured it",
+        "engines of one GPU must start one after the other",
+    ),
+    (
+        0,
+        "kv-none",
+        r".*No available memory for the cache blocks",
+        "the weights leave no memory for a KV cache",
+        "raise gpu_memory_utilization, use more GPUs, or a smaller or quantized model",
+    ),
+    (
+        0,
+        "kv-too-small",
+        r".*max seq len \((\d+)\), \(?([\d.]+ GiB) KV cache is needed.*?available KV cache memory \(([\d.]+ GiB)\)"
+        r"(?:.*estimated maximum model length is (\d+))?",
+        "one request of {0} tokens needs {1} of KV cache and there are {2}",
+        "set max_model_len to at most {3}",
+    ),
+    (
+        0,
+        "cuda-oom-warmup",
+        r".*CUDA out of memory occurred when warming up",
+        "GPU memory ran out while vLLM warmed up",
+        _FEWER_GPU_BYTES,
+    ),
+    (0, "cuda-oom", r".*(?:OutOfMemoryError|CUDA out of memory)", "GPU memory ran out {when}", _FEWER_GPU_BYTES),
+    # the GPU and the collective
+    (0, "gpu-ecc", r".*uncorrectable ECC error", "a GPU has an uncorrectable memory error", "dmesg names the GPU"),
+    (
+        0,
+        "cuda-fault",
+        r".*CUDA error: (an illegal memory access was encountered|device-side assert triggered"
+        r"|unspecified launch failure|misaligned address)",
+        "the GPU stopped: {0}",
+        "when it comes again with other requests, look for Xid lines in the kernel log",
+    ),
+    (
+        0,
+        "hang-collective",
+        r".*(?:Watchdog caught collective operation timeout|RPC call to (\w+) timed out)",
+        "the ranks waited for each other until a time limit",
+        "look for Xid lines in the kernel log; NCCL_P2P_DISABLE=1 tells whether the links are at fault",
+    ),
+    (
+        0,
+        "start-timeout",
+        r".*(?:Timed out waiting for engine core processes|Did not receive response from front-end)",
+        "vLLM's processes waited for each other until a time limit",
+        "",
+    ),
+    # kinds of trouble
+    (
+        1,
+        "start-failed",
+        r".*(?:\[Errno 98\]|EADDRINUSE)",
+        "an address is in use",
+        "a left-over process of an earlier start, or a foreign one, has it: ss -ltnpx",
+    ),
+    (
+        1,
+        "start-failed",
+        r"PermissionError: \[Errno 13\] Permission denied: '([^']*)'",
+        "the engine's user may not use {0}",
+        "",
+    ),
+    (
+        1,
+        "start-failed",
+        r".*vLLM failed to compile the model",
+        "the compile cache is broken",
+        "remove the engine's directory below the cache directory",
+    ),
+    (1, "cuda-fault", r".*CUDA error: (.+)", "the GPU stopped: {0}", "look for Xid lines in the kernel log"),
+    (1, "config-error", r"\s*Value error, (.+?)(?: \[type=.*)?$", "vLLM refuses its configuration: {0}", ""),
+    (
+        1,
+        "worker-died",
+        r".*Worker proc (\S+) died unexpectedly \(exit code: (-?\w+)\)",
+        "a worker died ({1})",
+        "the kernel log tells whether the host ran out of memory",
+    ),
+    # carriers
+    (
+        2,
+        "engine-exception",
+        r".*EngineCore encountered a fatal error",
+        "the engine core stopped at an exception{exception}",
+        "",
+    ),
+    (2, "engine-died", r".*engine core exited unexpectedly", "the engine core is gone", ""),
+)
+SIGNATURES: tuple[Signature, ...] = tuple(
+    Signature(rank, cause, re.compile(pattern), message, remedy) for rank, cause, pattern, message, remedy in _ROWS
+)
+
+_QUOTED = ("    ", '  File "')
+_KV_KNOWN = re.compile(r"Available KV cache memory|Explicitly set .* for KV cache|\w+ KV cache size:")
+_SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
+_RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt))\b")
+
+
+def cause_of(lines: Sequence[Line], *, served: bool) -> Cause | None:
+    """What the log of one run gives as the cause of its end; None when it says nothing.
+
+    A run that served is searched from `WINDOW` lines before its first death announcement on, a start from its first
+    line. The source lines that a traceback quotes do not count: they quote messages that were not raised.
+    """
+    start = 0
+    if served:
+        death = next((index for index, line in enumerate(lines) if announces_death(line)), None)
+        start = max(0, len(lines) - WINDOW if death is None else death - WINDOW)
+    best: tuple[int, int, Signature, re.Match[str]] | None = None
+    for index in range(start, len(lines)):
+        line = lines[index]
+        if (line.own_level and line.priority > ERR and not announces_death(line)) or line.text.startswith(_QUOTED):
+            continue
+        for signature in SIGNATURES:
+            if best is not None and signature.rank >= best[0]:
+                continue
+            if match := signature.pattern.match(line.text):
+                best = (signature.rank, index, signature, match)
+                break
+        if best is not None and best[0] == 0:
+            break
+    return None if best is None else _told(lines, served, best[1], best[2], best[3])
+
+
+def _told(lines: Sequence[Line], served: bool, index: int, signature: Signature, match: re.Match[str]) -> Cause:
+    """A found signature as a cause with its sentence: some words depend on when, on a number or on what follows."""
+    groups = ["" if group is None else group.strip() for group in match.groups()]
+    cause, remedy = signature.cause, signature.remedy
+    extra: dict[str, str] = {}
+    refine = _REFINED.get(cause)
+    if refine is not None:
+        cause, extra = refine(lines[: index + 1], lines[index:], served, groups)
+    if "{3}" in remedy and not groups[3]:
+        remedy = "lower max_model_len, or give the KV cache more memory"
+    message = signature.message.format(*groups, **extra).strip()
+    return Cause(cause, message, remedy.format(*groups), index)
+
+
+Refined = tuple[str, dict[str, str]]
+
+
+def _oom(before: Sequence[Line], after: Sequence[Line], served: bool, groups: list[str]) -> Refined:
+    if served:
+        return "cuda-oom-serving", {"when": "while serving"}
+    if any(_KV_KNOWN.match(line.text) for line in before):
+        return "cuda-oom-warmup", {"when": "while vLLM warmed up"}
+    return "cuda-oom-load", {"when": "while the weights were loaded"}
+
+
+def _worker(before: Sequence[Line], after: Sequence[Line], served: bool, groups: list[str]) -> Refined:
+    code = int(groups[1]) if re.fullmatch(r"-?\d+", groups[1]) else None
+    groups[1] = "its exit status is not known" if code is None else _SIGNALS.get(code, f"exit status {code}")
+    # A worker that touches a page of a full /dev/shm gets SIGBUS and has no time for a word.
+    return ("shm-full" if code == -7 else "worker-died"), {}
+
+
+def _exception(before: Sequence[Line], after: Sequence[Line], served: bool, groups: list[str]) -> Refined:
+    """The name of the exception alone: its text may quote a request."""
+    for line in after[1:]:
+        found = None if line.text.startswith((" ", "Traceback")) else _RAISED.match(line.text)
+        if found and not announces_death(line):
+            return "engine-exception", {"exception": f" ({found[1]})"}
+    return "engine-exception", {"exception": ""}
+
+
+_REFINED: dict[str, Callable[[Sequence[Line], Sequence[Line], bool, list[str]], Refined]] = {
+    "cuda-oom": _oom,
+    "worker-died": _worker,
+    "engine-exception": _exception,
+}
