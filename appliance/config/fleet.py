@@ -193,5 +193,5 @@ def _shares(config: Config, say: Say) -> None:
             if full:
                 total, who = used[full[0]]
                 say(("engine", index, "gpus"), f"GPU {full[0]} is shared by {who}, whose gpu_memory_utilization adds "
-                    f"up to {total:.2f}", "lower gpu_memory_utilization (default 0.92) to a sum of at most 1")  # fmt: skip
+                    f"up to {total:.2f}", "lower gpu_memory_utilization (0.92 by default)")  # fmt: skip
                 break

@@ -85,6 +85,8 @@ class _Reader:
                 fields[key] = read(row, value[key])
             except Wrong as wrong:
                 self.wrong((*path, key), wrong.message, wrong.remedy)
+                if row.kind == "name":  # so that no law takes it for the default engine
+                    fields[key] = f"engine-{path[-1]}"
         flags = fields.get("vllm")
         if isinstance(flags, dict):
             fields["vllm"] = self.flags(flags, (*path, "vllm"))
