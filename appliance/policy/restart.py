@@ -1,0 +1,117 @@
+"""The ledger of an engine's deaths, and what it allows: a restart at an instant, or a hold.
+
+    delay of the n-th restart within the window = min(backoff * 2**(n-1), backoff_max), stretched by up to a fifth
+
+`budget` restarts of one engine within `window` are allowed; the death after that holds it. A death is entered once, by
+its run, however often it is seen and whoever restarted the engine meanwhile. Times are wall-clock seconds, since the
+ledger outlives a boot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from appliance.config.model import Restart
+from appliance.quantity import format_duration
+
+from .causes import Remedy
+from .failure import Failure
+
+JITTER = 0.2  # engines that died together shall not start together
+WAIT_S = 30.0  # a WAIT remedy's pause at least: memory and other programs need that long to settle
+KEPT = 64  # deaths kept of each engine, whatever the window
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """An end that nobody asked for; `key` and `start` are systemd's and the launcher's names of the run."""
+
+    at: float
+    key: str
+    cause: str
+    start: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is remembered of one engine.
+
+    `wanted` says why a run shall begin in place of the run `over` (empty: it never ran); it is fulfilled when another
+    run is seen. So what was decided survives the supervisor, and is not done twice. `not_before` delays it. `hold` is
+    a hold that was decided and is not on the disk yet, `drop` why a unit that the configuration left out is to stop.
+    """
+
+    deaths: tuple[Death, ...] = ()
+    wanted: str = ""
+    over: str = ""
+    not_before: float | None = None
+    hold: str = ""
+    drop: str = ""
+    cause: str = ""
+    reason: str = ""
+
+    def within(self, window_s: float, now: float) -> tuple[Death, ...]:
+        """The deaths that still count."""
+        return tuple(death for death in self.deaths if death.at > now - window_s)
+
+    def knows(self, run: str) -> bool:
+        """Whether the end of a run was entered already, by either of its names."""
+        return any(run in (death.key, death.start) for death in self.deaths)
+
+
+def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, now: float, jitter: float) -> Record:
+    """A death enters the record, with the restart or the hold that follows from it. `jitter` is 0..1."""
+    deaths = (*record.within(limits.window, now), replace(death, at=min(now, death.at)))[-KEPT:]
+    kept = replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason, wanted="", not_before=None)
+    hold = _hold(deaths, failure, limits)
+    if hold:
+        return replace(kept, hold=hold)
+    delay = backoff_s(len(deaths), limits, jitter)
+    if failure.remedy is Remedy.WAIT:
+        delay = max(delay, WAIT_S)
+    return replace(kept, wanted=f"{failure.cause}: {failure.reason}", over=death.key, not_before=now + delay)
+
+
+def _hold(deaths: tuple[Death, ...], failure: Failure, limits: Restart) -> str:
+    """Why the engine is to be held; empty when it may be restarted."""
+    window = format_duration(limits.window)
+    if failure.remedy in (Remedy.HOLD, Remedy.FIX_HOST, Remedy.REBOOT):
+        return failure.reason
+    if len(deaths) > limits.budget:
+        return (
+            f"it died {len(deaths)} times within {window} and the budget is {limits.budget} restarts; "
+            f"last: {failure.reason}"
+        )
+    if failure.remedy is Remedy.WAIT and sum(1 for death in deaths if death.cause == failure.cause) > 1:
+        return f"the second time within {window}: {failure.reason}"
+    return ""
+
+
+def backoff_s(count: int, limits: Restart, jitter: float) -> float:
+    """The pause before the `count`-th restart."""
+    doubled = limits.backoff * 2.0 ** min(max(count - 1, 0), 30)
+    return min(doubled, limits.backoff_max) * (1.0 + JITTER * jitter)
+
+
+def due_in_s(record: Record, limits: Restart, now: float) -> float:
+    """Seconds until the record's restart is due; 0 when it is, when none is delayed, and after a clock was set back."""
+    if record.not_before is None:
+        return 0.0
+    longest = max(limits.backoff_max, WAIT_S) * (1.0 + JITTER)
+    left = record.not_before - now
+    return left if 0.0 < left <= longest else 0.0
+
+
+def asked(record: Record, why: str, over: str) -> Record:
+    """Somebody wants a run to begin in place of the run `over`, now."""
+    return replace(record, wanted=why, over=over, not_before=None, drop="")
+
+
+def forgiven(why: str, over: str) -> Record:
+    """A resumed engine begins with a clean record."""
+    return Record(wanted=why, over=over)
+
+
+def fulfilled(record: Record) -> Record:
+    """The run that was wanted has begun."""
+    return replace(record, wanted="", over="", not_before=None)
