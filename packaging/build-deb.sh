@@ -4,8 +4,8 @@
 #     packaging/build-deb.sh [--version VERSION] [--output FILE]
 #
 # VERSION: instead of the one in appliance/__init__.py (for tests of upgrades). FILE: dist/llm-appliance.deb.
-# Installs nothing; says which Debian packages are missing. The first build fetches the control plane's dependencies
-# (hash-pinned, into .cache/), later ones need no network.
+# Installs nothing; says which Debian packages are missing. The first build fetches the control plane's dependencies,
+# hash-pinned, into $LLM_APPLIANCE_CACHE (else llm-appliance in the user's cache directory); later ones need no network.
 set -eu
 umask 022
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -38,7 +38,8 @@ fi
 [ -n "$version" ] || version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' appliance/__init__.py)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)
 export SOURCE_DATE_EPOCH
-packaging/control_trees.sh .cache/control
+cache=${LLM_APPLIANCE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llm-appliance}/control
+packaging/control_trees.sh "$cache"
 
 mkdir -p build
 stage=$(mktemp -d "$root/build/deb.XXXXXX")
@@ -48,7 +49,7 @@ mkdir -p "$tree/site" "$tree/bin" "$tree/generator" "$tree/source"
 cp -a packaging/debian "$tree/debian"
 mkdir -p "$tree/debian/source"
 echo "3.0 (native)" >"$tree/debian/source/format"
-for cp in .cache/control/cp3??; do
+for cp in "$cache"/cp3??; do
     cp -a "$cp" "$tree/site/"
 done
 find "$tree/site" -name __pycache__ -prune -exec rm -rf {} +
@@ -70,8 +71,9 @@ fi
 [ -e etc/config.toml ] && cp etc/config.toml "$tree/" || echo "# TEMPORARY" >"$tree/config.toml"
 
 # Documentation.
-cp CHANGELOG.md "$tree/"
-echo CHANGELOG.md >"$tree/debian/llm-appliance.docs"
+# (As CHANGELOG.md, dh_installchangelogs would take it for Debian's own.)
+cp CHANGELOG.md "$tree/NEWS.md"
+echo NEWS.md >"$tree/debian/llm-appliance.docs"
 if [ -e README.md ]; then
     cp README.md "$tree/"
     echo README.md >>"$tree/debian/llm-appliance.docs"

@@ -8,6 +8,9 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 directory=${1:?usage: control_trees.sh DIRECTORY}
 mkdir -p "$directory"
 directory=$(cd "$directory" && pwd)
+# One build at a time fills it.
+exec 9>"$directory/lock"
+flock 9
 
 pip() {
     # An own pip: what the host has may be absent, old or told not to be used.
