@@ -1,11 +1,11 @@
 #!/bin/sh
 # lintian of Debian 12 and of Debian 13 over a package, in boxes that have it installed (kept as layers).
 #
-#     packaging/lint-deb.sh DEB [bookworm|trixie]
+#     packaging/lint-deb.sh [DEB] [bookworm|trixie]
 #
 # Exit status 1 when either finds an error or a warning; overrides stand, with their reasons, beside debian/control.
 set -eu
-deb=${1:?usage: lint-deb.sh DEB [bookworm|trixie]}
+deb=${1:-dist/llm-appliance.deb}
 box() {
     python3 "$(dirname "$0")/box/box.py" "$@"
 }
