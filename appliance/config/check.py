@@ -56,10 +56,15 @@ def _is_any(host: str) -> bool:
     return host == "0.0.0.0" or (":" in host and not host.strip("0:"))
 
 
-def _collide(one: str, other: str) -> bool:
-    """Whether two addresses cannot both be listened on; port 0 is the kernel's choice."""
+def _collide(one: str, other: str, apart: bool = False) -> bool:
+    """Whether two addresses cannot both be listened on; port 0 is the kernel's choice.
+
+    `apart` says that IPv6 sockets leave IPv4 alone, as those of one list with both do.
+    """
     (host, port), (other_host, other_port) = host_port(one), host_port(other)
     if port != other_port or port == 0:
+        return False
+    if apart and (":" in host) != (":" in other_host):
         return False
     return host == other_host or _is_any(host) or _is_any(other_host)
 
@@ -68,7 +73,7 @@ def _listeners(config: Config, say: Say) -> None:
     gateway = config.gateway
     for index, address in enumerate(gateway.listen):
         for other in gateway.listen[:index]:
-            if _collide(address, other):
+            if _collide(address, other, apart=True):
                 say(("gateway", "listen", index), f"{address} is taken by {other}", "give each its own port")
         if _collide(address, gateway.admin_listen):
             say(("gateway", "admin_listen"), f"{gateway.admin_listen} is taken by listen = {address}",

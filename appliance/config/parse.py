@@ -134,7 +134,8 @@ class _Reader:
         """A problem at a path, with its place; the engine is named where there are several."""
         file, line = self.place(path)
         key = ".".join(part for part in path if isinstance(part, str))
-        label = next((self.label.get(part, "") for part in path if isinstance(part, int)), "")
+        index = path[1] if path[0] == "engine" and len(path) > 1 else None
+        label = self.label.get(index, "") if isinstance(index, int) else ""
         self.problems.append(Problem(key, label + message, remedy, file, line, severity))
 
 

@@ -126,6 +126,8 @@ def _load(files: list[str]) -> Effective:
         digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return Effective(config=None, problems=tuple(problems), files=read, text_digest=digest)
     config, found = parse(merged.raw, merged.place)
+    order = {file: number for number, file in enumerate(files)}
+    found = tuple(sorted(found, key=lambda problem: (order.get(problem.file or "", -1), problem.line or 0)))
     canonical = json.dumps(merged.raw, sort_keys=True, default=str, separators=(",", ":"))
     return Effective(
         config=config, problems=found, origin="none" if config is None else "file", files=read,

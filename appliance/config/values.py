@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from appliance.config.table import Kind, Row
-from appliance.quantity import format_duration, format_size, parse_duration, parse_size
+from appliance.quantity import parse_duration, parse_size
 
 
 class Wrong(ValueError):
@@ -45,10 +45,28 @@ def spell(row: Row, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if row.kind == "duration" and isinstance(value, (int, float)):
-        return f'"{format_duration(value)}"' if value else '"0s"'
+        return f'"{exact_duration(value)}"'
     if row.kind == "size" and isinstance(value, (int, float)):
-        return f'"{format_size(int(value)).replace(" ", "")}"'
+        return f'"{_exact_size(int(value))}"'
     return show(value)
+
+
+def exact_duration(seconds: float) -> str:
+    """A duration that reads back as the same number: `90s`, `5m`, `1h`, `90d`, `250ms`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds % size == 0 and (seconds >= 2 * size or seconds == size > 60):
+            return f"{seconds / size:.0f}{unit}"
+    if 0 < seconds < 1 and float(seconds * 1000).is_integer():
+        return f"{seconds * 1000:.0f}ms"
+    text = f"{seconds:.9f}".rstrip("0").rstrip(".") if "e" in repr(float(seconds)) else repr(float(seconds))
+    return f"{text.removesuffix('.0')}s"
+
+
+def _exact_size(count: int) -> str:
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count // size}{unit}"
+    return f"{count}B"
 
 
 def show(value: object) -> str:

@@ -24,7 +24,8 @@ ENGINE_TEMPLATE = "/usr/lib/systemd/system/llm-engine@.service"
 STARTUP_TIMEOUT = 3600.0  # TimeoutStartSec= of the template
 CPU_SHM = "2G"
 # Trees that the sandbox of the units replaces by empty ones.
-HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
+HOMES = ("/home", "/root", "/run/user")
+HIDDEN = (*HOMES, "/tmp", "/var/tmp")
 _NOT_STARTED_WITH = ("replicas", "priority", "startup_timeout", "remote", "remote_api_key_file")
 
 
@@ -167,7 +168,7 @@ def _runtime(config: Config) -> list[str]:
         return _mounts(read, [])
     make = f"install -d -m 0755 -o {names.RUNTIME_USER} -g {names.RUNTIME_USER}"
     return [
-        f'ExecStartPre=+/bin/sh -c \'test -d "$$0" || {make} "$$0"\' {_quoted(directory)}',
+        f'ExecStartPre=+/bin/sh -c \'test -d "$$0" || {make} "$$0"\' ' + _quoted(directory).replace("$", "$$"),
         *_mounts(read, [directory]),
     ]
 
@@ -176,15 +177,17 @@ def _mounts(read: list[str], written: list[str]) -> list[str]:
     lines = [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in read]
     for path in written:
         lines.append(f"{'BindPaths' if _hidden([path]) else 'ReadWritePaths'}={_quoted('-' + path)}")
-    home = any(path.startswith(HIDDEN[:3]) for path in [*read, *written])
+    home = any(_below(path, HOMES) for path in [*read, *written])
     return ["ProtectHome=tmpfs", *lines] if home else lines
 
 
 def _hidden(paths: Iterable[str]) -> list[str]:
     """Those of the paths that the sandbox hides, each once."""
-    return [
-        path for path in dict.fromkeys(paths) if any(path == tree or path.startswith(tree + "/") for tree in HIDDEN)
-    ]
+    return [path for path in dict.fromkeys(paths) if _below(path, HIDDEN)]
+
+
+def _below(path: str, trees: Iterable[str]) -> bool:
+    return any(path == tree or path.startswith(f"{tree}/") for tree in trees)
 
 
 def _paths(value: object) -> Iterator[str]:

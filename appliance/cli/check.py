@@ -1,0 +1,129 @@
+"""`llm-appliance check [FILE]`: every problem of the configuration, and of the host as far as the file names it.
+
+Exit status: 0 good, warnings included; 2 invalid or missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import os
+import pwd
+from collections.abc import Iterator
+
+from appliance import names
+from appliance.config import source
+from appliance.config.model import Config
+from appliance.config.places import Path
+from appliance.config.source import Effective
+from appliance.errors import EXIT_OK, EXIT_USAGE, Problem
+
+from . import output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`[FILE]`."""
+    parser.add_argument("file", nargs="?", metavar="FILE", help="the file to check (default: the configuration)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every problem and a last line that sums up."""
+    file = args.file or args.config
+    found = source.load(file)
+    problems = [*found.problems, *(host_problems(found) if found.config else ())]
+    errors = sum(problem.severity == "error" for problem in problems)
+    if args.json:
+        output.print_json(
+            {
+                "valid": not errors,
+                "file": file,
+                "files": found.files,
+                "text_digest": found.text_digest,
+                "problems": [as_json(problem) for problem in problems],
+            }
+        )
+    else:
+        for problem in problems:
+            word = output.paint(problem.severity, "red" if problem.severity == "error" else "yellow")
+            print(f"{word}: {problem}")
+        print(_sum(file, found.config, errors, len(problems) - errors))
+    return EXIT_USAGE if errors else EXIT_OK
+
+
+def as_json(problem: Problem) -> dict[str, object]:
+    """A problem with all its fields."""
+    return {
+        "severity": problem.severity,
+        "file": problem.file,
+        "line": problem.line,
+        "key": problem.key,
+        "message": problem.message,
+        "remedy": problem.remedy,
+    }
+
+
+def _sum(file: str, config: Config | None, errors: int, warnings: int) -> str:
+    def count(number: int, word: str) -> str:
+        return f"{number} {word}{'' if number == 1 else 's'}"
+
+    tail = f", {count(warnings, 'warning')}" if warnings else ""
+    if config is None:
+        return f"{file}: invalid, {count(errors, 'error')}{tail}; what runs is not touched"
+    return f"{file}: good, {count(len(config.engines), 'engine')}{tail}"
+
+
+# What each file of the operator's is, and the user that must be able to read it.
+_READERS: tuple[tuple[str, str], ...] = (
+    ("gateway.tls_certificate", names.GATEWAY_USER),
+    ("gateway.tls_key", names.GATEWAY_USER),
+    ("models.token_file", names.RUNTIME_USER),
+    ("network.ca_file", names.RUNTIME_USER),
+    ("runtime.wheelhouse", names.RUNTIME_USER),
+)
+
+
+def host_problems(found: Effective) -> Iterator[Problem]:
+    """Warnings about files that the configuration names: missing, or not readable by the user that needs them."""
+    config = found.config
+    assert config is not None
+    for key, user in _READERS:
+        table, _, field = key.partition(".")
+        yield from _file(found, (table, field), getattr(getattr(config, table), field), user)
+    for index, engine in enumerate(config.engines):
+        yield from _file(
+            found, ("engine", index, "remote_api_key_file"), engine.remote_api_key_file, names.GATEWAY_USER
+        )
+        if engine.model.startswith("/") and not engine.remote:
+            yield from _file(found, ("engine", index, "model"), engine.model, names.ENGINE_USER)
+
+
+def _file(found: Effective, path: Path, name: str, user: str) -> Iterator[Problem]:
+    if not name:
+        return
+    key = ".".join(part for part in path if isinstance(part, str))
+    file, line = found.place(path)
+    try:
+        readable = _readable(name, user)
+    except FileNotFoundError:
+        yield Problem(key, f'there is no "{name}"', "create it or correct the path", file, line, "warning")
+    except OSError:
+        return  # this user may not look; root's check will tell
+    else:
+        if not readable:
+            remedy = f"chgrp {user} {name} && chmod g+r {name}"
+            yield Problem(key, f'{user} cannot read "{name}"', remedy, file, line, "warning")
+
+
+def _readable(name: str, user: str) -> bool:
+    """Whether the mode lets a user read a file; True where there is no such user. Raises OSError."""
+    status = os.stat(name)
+    try:
+        person = pwd.getpwnam(user)
+    except KeyError:
+        return True
+    if person.pw_uid == 0 or status.st_mode & 0o004:
+        return True
+    if status.st_uid == person.pw_uid:
+        return bool(status.st_mode & 0o400)
+    groups = {person.pw_gid, *(group.gr_gid for group in grp.getgrall() if user in group.gr_mem)}
+    return status.st_gid in groups and bool(status.st_mode & 0o040)
