@@ -68,7 +68,7 @@ if [ -e systemd/llm-appliance.catalog ]; then
     cp systemd/llm-appliance.catalog "$tree/"
     echo "llm-appliance.catalog usr/lib/systemd/catalog" >>"$tree/debian/llm-appliance.install"
 fi
-[ -e etc/config.toml ] && cp etc/config.toml "$tree/" || echo "# TEMPORARY" >"$tree/config.toml"
+cp etc/config.toml "$tree/"
 
 # Documentation.
 # (As CHANGELOG.md, dh_installchangelogs would take it for Debian's own.)
@@ -79,7 +79,7 @@ if [ -e README.md ]; then
     echo README.md >>"$tree/debian/llm-appliance.docs"
 fi
 mkdir -p "$tree/examples"
-[ -e etc/config.reference.toml ] && cp etc/config.reference.toml "$tree/examples/config.toml" || echo >"$tree/examples/config.toml"  # TEMPORARY
+cp etc/reference.toml "$tree/examples/config.toml"
 echo examples/config.toml >"$tree/debian/llm-appliance.examples"
 ls packaging/man/*.[1-8] | sed 's,^packaging/man,man,' >"$tree/debian/llm-appliance.manpages"
 mkdir "$tree/man" && cp packaging/man/*.[1-8] "$tree/man/"
