@@ -106,9 +106,8 @@ def _flags(engine: Engine, device: Literal["cuda", "cpu"], gpus: Sequence[str]) 
         flags |= _CPU_FLAGS
         if "gpu_memory_utilization" not in engine.vllm:
             flags["kv_cache_memory_bytes"] = _CPU_KV_BUILTIN if names.is_builtin(engine.model) else _CPU_KV
-    elif ranks := len(gpus) // math.prod(_size(engine, flag) for flag in _OTHER_PARALLEL):
-        if ranks > 1:
-            flags["tensor_parallel_size"] = ranks
+    elif (ranks := len(gpus) // math.prod(_size(engine, flag) for flag in _OTHER_PARALLEL)) > 1:
+        flags["tensor_parallel_size"] = ranks
     return flags | dict(engine.vllm)
 
 

@@ -1,0 +1,85 @@
+"""What an engine runs on: CUDA or CPU, and which GPUs are its own.
+
+GPUs are named by their UUIDs in PCI order, as the driver's own files list them: no library that can hang in a sick
+driver is loaded here. A number in `gpus` counts in that order, which is NVML's and, with CUDA_DEVICE_ORDER=PCI_BUS_ID,
+CUDA's too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from appliance import names
+from appliance.config.model import Config
+from appliance.config.placement import gpus_of
+from appliance.host import files
+
+Device = Literal["cuda", "cpu"]
+DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
+DRIVER_GPUS = "/proc/driver/nvidia/gpus"
+
+
+def device_of(runtime: str, wanted: str, driver_files: Sequence[str] = DRIVER_FILES) -> Device:
+    """The device to start for: the one that the runtime was built for, else the wanted one, else what the machine has.
+
+    The runtime's own record comes first: a build for a CPU cannot use a GPU, whatever the file asks for.
+    """
+    record = files.read_json(f"{runtime}/{names.RUNTIME_COMPLETE}") or {}
+    for value in (record.get("device"), wanted):
+        if value == "cuda":
+            return "cuda"
+        if value == "cpu":
+            return "cpu"
+    return "cuda" if any(os.path.exists(path) for path in driver_files) else "cpu"
+
+
+def present_gpus(directory: str = DRIVER_GPUS) -> tuple[str, ...]:
+    """UUIDs of the machine's GPUs in PCI order; their numbers where the driver has not read the UUIDs yet."""
+    try:
+        addresses = sorted(entry.name for entry in Path(directory).iterdir())
+    except OSError:
+        return ()
+    found: list[str] = []
+    for number, address in enumerate(addresses):
+        uuid = _uuid(Path(directory, address, "information"))
+        found.append(uuid or str(number))
+    return tuple(found)
+
+
+def _uuid(path: Path) -> str | None:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "GPU UUID" and "?" not in value:
+            return value.strip() or None
+    return None
+
+
+def own_gpus(config: Config, instance: str, present: Sequence[str]) -> tuple[str, ...]:
+    """The GPUs of one instance as CUDA_VISIBLE_DEVICES takes them; "auto" is every GPU that no other engine names."""
+    engine = config.engine_of(instance)
+    if engine is None:
+        raise KeyError(instance)
+    given = gpus_of(engine, instance)
+    if given != "auto":
+        return tuple(_named(gpu, present) for gpu in given)
+    claimed = {
+        _named(gpu, present)
+        for other in config.engines
+        if other is not engine and other.gpus != "auto"
+        for gpu in other.gpus
+    }
+    return tuple(gpu for gpu in present if gpu not in claimed)
+
+
+def _named(gpu: int | str, present: Sequence[str]) -> str:
+    """A GPU's UUID where it is known; else as it was written."""
+    if isinstance(gpu, int):
+        return present[gpu] if gpu < len(present) else str(gpu)
+    return gpu

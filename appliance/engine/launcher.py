@@ -1,0 +1,275 @@
+"""vLLM's only parent: starts it, follows it, proves that it serves, and tells how it ended.
+
+One thread waits on three things: vLLM's output, signals, and the readiness probe's word. Deadlines, each ending vLLM's
+whole process tree:
+
+    start     not serving within the engine's startup_timeout
+    death     vLLM announced that its engine is gone and its main process stays: it has been seen to stay for minutes
+    stop      asked to stop, and still there after vLLM's own grace and a margin
+
+Exit status: 0 only when asked to stop; see `appliance.names.LAUNCHER_*`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from appliance import clock
+from appliance.host import notify
+from appliance.host.journal import ERR, INFO, WARNING
+from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
+from appliance.wire.vllmcauses import Cause
+from appliance.wire.vllmlog import Line, Progress, Reader, advance, announces_death, is_trivia
+
+from . import leftovers, tree
+from .ready import Outcome, Probe
+from .report import Report, prepare
+from .verdict import Ending, verdict_of
+
+KEPT_LINES = 2000
+LONGEST_LINE = 64 << 10  # the journal splits longer ones itself
+_DROPPED = ("NOTIFY_SOCKET", "JOURNAL_STREAM", "INVOCATION_ID", "PYTHONPATH", "PYTHONHOME")  # not vLLM's
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. `start` is the engine's startup_timeout."""
+
+    start: float
+    death: float = 15.0  # a dead engine core takes 1 s to end the rest, a dead worker 10 s
+    stop: float = SHUTDOWN_S + 15.0
+    orphan: float = 3.0  # from SIGTERM to SIGKILL for what outlives vLLM's main process
+    kill: float = 20.0  # a process in a driver call cannot be killed; the launcher does not wait for it for ever
+    output: float = 1.0  # for the last lines after the end
+
+
+class Launcher:
+    """One run of one engine. `run` may be called once, from the main thread."""
+
+    def __init__(self, plan: LaunchPlan, report: Report, limits: Limits) -> None:
+        self._plan, self._report, self._limits = plan, report, limits
+        self._reader = Reader()
+        self._lines: deque[Line] = deque(maxlen=KEPT_LINES)
+        self._rest = b""
+        self._poll = select.poll()
+        self._status: int | None = None
+        self._pid = 0
+        self._requested = self._served = self._silent = False
+        self._late: float | None = None
+        self._deadlines: dict[str, float] = {}
+        self._ending = False
+        self._outcomes: deque[Outcome | None] = deque()
+        self._prefix = not sys.stdout.isatty()
+
+    def run(self) -> int:
+        """Start vLLM, stay until it is gone with everything it left, and return the launcher's exit status."""
+        tree.become_subreaper()
+        os.umask(0o007)  # vLLM's socket is for its group: the gateway
+        wake = self._catch_signals()
+        output, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(theirs, True)
+        known: Cause | None = None
+        probe: Probe | None = None
+        try:
+            try:
+                self._clear()
+                prepare(self._plan.directories)
+                self._pid = tree.spawn(self._plan.argv, self._environment(), theirs)
+            except OSError as error:
+                known = Cause("start-failed", f"vLLM cannot be started: {error}", "llm-appliance runtime list", -1)
+            finally:
+                os.close(theirs)
+            if known is None:
+                self._report.started_as(self._pid)
+                self._deadlines["start"] = clock.monotonic() + self._limits.start
+                probe = Probe(self._plan.socket, self._report.identity.served[0], lambda o: self._told(o, wake[1]))
+                probe.start()
+                self._poll.register(output, select.POLLIN)
+                self._poll.register(wake[0], select.POLLIN)
+                self._follow(output, wake[0])
+                self._bury(output, wake[0])
+        finally:
+            if probe is not None:
+                probe.stop()
+            signal.set_wakeup_fd(-1)
+            for descriptor in (output, *wake):
+                os.close(descriptor)
+        self._clear()
+        return self._finish(known)
+
+    # --- while it lives -------------------------------------------------------------------------------------------
+
+    def _follow(self, output: int, wake: int) -> None:
+        """Until vLLM's main process has been reaped, or cannot be ended."""
+        while self._status is None:
+            now = clock.monotonic()
+            for name, deadline in list(self._deadlines.items()):
+                if now >= deadline:
+                    del self._deadlines[name]
+                    self._expire(name)
+            if self._ending or self._status is not None:
+                return
+            self._wait(output, wake, min(self._deadlines.values(), default=now + 3600.0) - now)
+
+    def _wait(self, output: int, wake: int, seconds: float) -> None:
+        """Handle what comes within `seconds`; returns after the first things that came."""
+        for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
+            if descriptor == output:
+                self._read(output)
+            elif descriptor == wake:
+                self._woken(wake)
+
+    def _expire(self, name: str) -> None:
+        if name == "start":
+            self._late = self._limits.start
+            self._report.log(ERR, f"not serving after {self._limits.start:.0f} s: ending it")
+            # Python's fault handler prints every thread's stack at SIGABRT: the only evidence there will be.
+            tree.send(signal.SIGABRT, (process.pid for process in tree.descendants()))
+            self._deadlines["abort"] = clock.monotonic() + self._limits.orphan
+            return
+        if name == "death":
+            self._report.log(WARNING, "vLLM's engine is dead and its main process stays: ending it")
+        elif name == "stop":
+            self._report.log(WARNING, f"still there {self._limits.stop:.0f} s after SIGTERM: killing it")
+        self._ending = True
+
+    def _told(self, outcome: Outcome | None, wake: int) -> None:
+        """The probe's thread has something for the main thread."""
+        self._outcomes.append(outcome)
+        try:
+            os.write(wake, b"\0")
+        except OSError:
+            return
+
+    def _woken(self, wake: int) -> None:
+        for number in os.read(wake, 512):
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stop()
+        self._reap()
+        while self._outcomes:
+            outcome = self._outcomes.popleft()
+            if self._requested or self._ending or self._status is not None:
+                continue
+            if outcome is None:
+                self._report.moved(Progress("warming", "waiting for the first real answer"))
+            elif not self._served:
+                self._served = True
+                self._deadlines.pop("start", None)
+                self._report.serving(outcome.message, outcome.proven)
+
+    def _stop(self) -> None:
+        if self._requested:
+            return
+        self._requested = True
+        self._report.moved(Progress("stopping", "asked to stop"))
+        notify.stopping("stopping")
+        # Only vLLM's main process: it ends its own children, after the requests that run.
+        tree.send(signal.SIGTERM, (self._pid,))
+        self._deadlines = {"stop": clock.monotonic() + self._limits.stop}
+
+    def _reap(self) -> None:
+        status = tree.reap().get(self._pid)
+        if status is not None:
+            self._status = status
+
+    # --- its output -----------------------------------------------------------------------------------------------
+
+    def _read(self, output: int) -> None:
+        try:
+            data = os.read(output, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:  # every writer is gone
+            if not self._silent:
+                self._poll.unregister(output)
+            self._silent = True
+            data = b"\n" if self._rest else b""
+        pieces = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        self._rest = pieces.pop()
+        if len(self._rest) > LONGEST_LINE:
+            pieces.append(self._rest)
+            self._rest = b""
+        written: list[str] = []
+        for raw in pieces:
+            line = self._reader.read(raw.decode(errors="replace"))
+            if not is_trivia(line):
+                self._heed(line)
+                written.append(self._show(line, raw))
+        if written:
+            _write("".join(written))
+
+    def _heed(self, line: Line) -> None:
+        self._lines.append(line)
+        if not self._served and not self._requested:
+            self._report.moved(advance(self._report.progress, line.text))
+            self._report.alive()
+        if announces_death(line) and not self._requested:
+            self._deadlines.setdefault("death", clock.monotonic() + self._limits.death)
+
+    def _show(self, line: Line, raw: bytes) -> str:
+        text = raw.decode(errors="replace").rstrip()
+        return f"<{line.priority}>{text}\n" if self._prefix else f"{text}\n"
+
+    # --- its end --------------------------------------------------------------------------------------------------
+
+    def _bury(self, output: int, wake: int) -> None:
+        """End what is left of the tree and read the last lines."""
+
+        def pause(seconds: float) -> None:
+            self._wait(output, wake, seconds)
+            self._reap()
+
+        left = tree.end(0.0 if self._ending else self._limits.orphan, self._limits.kill, pause)
+        self._reap()
+        if left:
+            told = ", ".join(f"{process.comm} ({process.pid}, state {process.state})" for process in left)
+            self._report.log(ERR, f"cannot be killed: {told}")
+        until = clock.monotonic() + self._limits.output
+        while not self._silent and (seconds := until - clock.monotonic()) > 0:
+            self._wait(output, wake, seconds)
+
+    def _finish(self, known: Cause | None) -> int:
+        ending = Ending(self._status, self._requested, self._served, self._late)
+        verdict = verdict_of(ending, tuple(self._lines), known)
+        self._report.ended(verdict, self._status, requested=self._requested, served=self._served)
+        return verdict.exit_status
+
+    # --- around it ------------------------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> tuple[int, int]:
+        """Signals become bytes in a pipe. SIGUSR1 and SIGUSR2 are reserved for requests for evidence: not fatal."""
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        nothing: Callable[[int, object], None] = lambda number, frame: None  # noqa: E731
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, nothing)
+        return reading, writing
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if key not in _DROPPED}
+        return inherited | self._plan.env
+
+    def _clear(self) -> None:
+        """Remove what this run, or one before it, left behind."""
+        try:
+            os.unlink(self._plan.socket)
+        except OSError:
+            pass
+        leftovers.clear_sockets(self._plan.directories[-1])
+        if removed := leftovers.clear_shared_memory():
+            self._report.log(INFO, f"removed {removed} abandoned shared memory segments")
+
+
+def _write(text: str) -> None:
+    """To the journal by standard output; an engine outlives a reader that went away."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,74 @@
+"""What a killed vLLM leaves behind: shared memory segments, semaphores, inner sockets.
+
+Usually /dev/shm is the unit's own and vanishes with it. Where it is shared (in the foreground, or with `shm_size` taken
+out), a segment is removed only when it has a name that vLLM's libraries give, belongs to this user, is not brand-new,
+and no process has it mapped: another engine of the same user may be serving next to this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from appliance import clock
+
+SHARED_MEMORY = "/dev/shm"
+_OURS = re.compile(r"psm_|sem\.mp-|vllm_|nccl-|torch_|__KMP_REGISTERED_LIB_")
+NEW_S = 10.0  # a segment is created, then mapped; younger ones may be between the two
+
+
+def clear_shared_memory(directory: str = SHARED_MEMORY, *, proc: str = "/proc") -> int:
+    """Remove this user's abandoned segments; how many. Never raises."""
+    try:
+        candidates = [entry for entry in os.scandir(directory) if _abandonable(entry)]
+    except OSError:
+        return 0
+    mapped = _mapped(directory, proc) if candidates else set()
+    removed = 0
+    for entry in candidates:
+        if entry.path not in mapped:
+            try:
+                os.unlink(entry.path)
+                removed += 1
+            except OSError:
+                continue
+    return removed
+
+
+def _abandonable(entry: os.DirEntry[str]) -> bool:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    old = clock.wall() - status.st_mtime >= NEW_S
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and old and bool(_OURS.match(entry.name))
+
+
+def _mapped(directory: str, proc: str) -> set[str]:
+    """Paths below `directory` that a process of this user has mapped."""
+    found: set[str] = set()
+    for entry in os.scandir(proc):
+        if not entry.name.isdigit():
+            continue
+        try:
+            maps = Path(entry.path, "maps").read_text(errors="replace")
+        except OSError:
+            continue
+        found |= {line[line.index(directory) :] for line in maps.splitlines() if f" {directory}/" in line}
+    return found
+
+
+def clear_sockets(directory: str) -> None:
+    """Remove every socket in a directory of ours. Never raises."""
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                os.unlink(entry.path)
+        except OSError:
+            continue

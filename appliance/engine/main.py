@@ -1,0 +1,90 @@
+"""`llm-appliance engine NAME`: one engine of the configuration, in the foreground of its unit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from appliance import names
+from appliance.config import fleet, source
+from appliance.config.model import Config
+from appliance.host import notify, places
+from appliance.host.journal import ERR, WARNING
+from appliance.units.render import engine_digest
+from appliance.wire.vllmargs import launch_plan
+
+from . import weights
+from .device import device_of, own_gpus, present_gpus
+from .launcher import Launcher, Limits
+from .report import Identity, Report
+from .verdict import Ending, verdict_of
+
+
+def main(arguments: list[str]) -> int:
+    """Run the engine until it ends; the exit statuses are `names.LAUNCHER_*`."""
+    where = places.from_environment()
+    parser = argparse.ArgumentParser(prog="llm-appliance engine", description="Run one engine in the foreground.")
+    parser.add_argument("name", help="the instance, e.g. chat or chat-2")
+    parser.add_argument("--config", default=names.CONFIG_FILE, metavar="FILE")
+    parser.add_argument("--run", default=where.run, metavar="DIRECTORY", help="live state and sockets")
+    parser.add_argument("--cache", default=names.CACHE, metavar="DIRECTORY", help="what vLLM compiles and keeps")
+    parser.add_argument("--runtime", default=where.under_state(names.CURRENT_RUNTIME), metavar="DIRECTORY",
+                        help="the vLLM environment")  # fmt: skip
+    given = parser.parse_args(arguments)
+
+    effective = source.effective(given.config)
+    config = effective.config
+    if config is None:
+        return _refuse(f"{given.config} is not valid: {_first(effective)} (llm-appliance check)")
+    if effective.origin != "file":
+        print(f"<{WARNING}>{given.config} is not valid; going by the last applied configuration", flush=True)
+    engine = config.engine_of(given.name)
+    if engine is None:
+        return _refuse(f"the configuration has no engine {given.name}")
+    if engine.remote:
+        return _refuse(f"engine {given.name} is remote: there is nothing to run here")
+    return _launch(config, given)
+
+
+def _launch(config: Config, given: argparse.Namespace) -> int:
+    engine = config.engine_of(given.name)
+    assert engine is not None
+    runtime = os.path.realpath(given.runtime)  # an engine keeps its runtime when `current` is switched below it
+    device = device_of(runtime, config.runtime.device)
+    cores = sorted(os.sched_getaffinity(0))
+    plan = launch_plan(
+        config,
+        given.name,
+        device=device,
+        cpus=len(cores),
+        cores=cores,
+        gpus=own_gpus(config, given.name, present_gpus()) if device == "cuda" else (),
+        runtime=runtime,
+        run=given.run,
+        cache=given.cache,
+    )
+    os.makedirs(names.engine_directory(given.name, given.run), mode=0o750, exist_ok=True)
+    served = (*engine.served, *fleet.lora_names(engine))
+    start = os.urandom(8).hex()
+    digest = engine_digest(config, given.name)
+    report = Report(Identity(given.name, start, engine.model, served, digest, given.run))
+    fault = weights.fault_of(engine.model, plan.argv[2])
+    if fault is not None:
+        verdict = verdict_of(Ending(None, False, False), (), fault)
+        report.ended(verdict, None, requested=False, served=False)
+        return verdict.exit_status
+    return Launcher(plan, report, Limits(start=engine.startup_timeout)).run()
+
+
+def _refuse(message: str) -> int:
+    """It will not get better by itself: say so, and end with the status that keeps systemd from trying again."""
+    notify.status(message)
+    print(f"<{ERR}>{message}" if not sys.stderr.isatty() else message, file=sys.stderr, flush=True)
+    return names.LAUNCHER_CONFIG
+
+
+def _first(effective: source.Effective) -> str:
+    errors = [problem for problem in effective.problems if problem.severity == "error"]
+    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+    return f"{errors[0]}{more}" if errors else "no reason is known"

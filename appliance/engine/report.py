@@ -1,0 +1,153 @@
+"""What the launcher says of itself: state.json, verdict.json, the service manager's status line, the journal.
+
+One writer for each: the launcher's main thread. A state file that cannot be written is said once and does not stop an
+engine that serves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance import clock, names
+from appliance.host import files, notify
+from appliance.host.journal import ERR, INFO, WARNING, Journal, message_id
+from appliance.wire.vllmlog import Progress
+
+from .verdict import Verdict, exit_of
+
+EXTENSION_S = 600.0  # a start that says something is given so much more: the longest silent compile
+_EXTEND_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What does not change in a run. `start` names this start; `served` are the names clients may use."""
+
+    engine: str
+    start: str
+    model: str
+    served: tuple[str, ...]
+    digest: str
+    run: str
+
+
+class Report:
+    """The run as others see it."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.progress = Progress("starting", "starting vLLM")
+        self.started = clock.wall()
+        self.ready: float | None = None
+        self.pid: int | None = None
+        self._since = self.started
+        self._journal = Journal("llm-engine")
+        self._extended = 0.0
+        self._complained = False
+
+    def started_as(self, pid: int) -> None:
+        """vLLM's main process exists."""
+        self.pid = pid
+        self.log(INFO, f"starting {self.identity.model}", event="engine-starting")
+        self._write()
+
+    def moved(self, progress: Progress) -> None:
+        """The phase or its message changed."""
+        if progress == self.progress:
+            return
+        if progress.phase != self.progress.phase:
+            self._since = clock.wall()
+        self.progress = progress
+        notify.status(f"{progress.phase}: {progress.message}")
+        self._write()
+
+    def alive(self) -> None:
+        """The start said something: the service manager waits on."""
+        now = clock.monotonic()
+        if now - self._extended >= _EXTEND_EVERY_S:
+            self._extended = now
+            notify.extend_timeout(EXTENSION_S)
+
+    def serving(self, proof: str, proven: bool) -> None:
+        """The engine did real work (or answers, and could not be given any)."""
+        self.ready = self._since = clock.wall()
+        text = f"serving {', '.join(self.identity.served)}"
+        self.progress = Progress("serving", text)
+        self._write()
+        notify.ready(text)
+        took = self.ready - self.started
+        self.log(INFO if proven else WARNING, f"{text}: {proof} {took:.0f} s after the start", event="engine-serving")
+
+    def ended(self, verdict: Verdict, status: int | None, *, requested: bool, served: bool) -> None:
+        """The run is over: verdict.json, the last state, the line in the journal."""
+        code, signal = exit_of(status)
+        phase = "serving" if served else self.progress.phase
+        content: dict[str, object] = {
+            "engine": self.identity.engine,
+            "start": self.identity.start,
+            "at": clock.wall(),
+            "phase": phase,
+            "requested": requested,
+            "cause": verdict.cause,
+            "message": verdict.message,
+            "exit_status": code,
+            "signal": signal,
+            "lines": list(verdict.lines),
+        }
+        self._replace(names.engine_verdict(self.identity.engine, self.identity.run), content)
+        self.pid = None
+        self.progress = Progress("exited", verdict.message)
+        self._since = clock.wall()
+        self._write()
+        if verdict.cause is None:
+            self.log(INFO, verdict.message)
+        else:
+            self.log(ERR, f"{verdict.cause}: {verdict.message}", cause=verdict.cause)
+        notify.status(verdict.message)
+        notify.barrier(1.0)
+
+    def log(self, priority: int, message: str, *, event: str | None = None, cause: str | None = None) -> None:
+        """A line of the launcher's own in the journal."""
+        named = cause or event
+        self._journal.log(
+            priority,
+            message,
+            LLM_ENGINE=self.identity.engine,
+            LLM_EVENT=event,
+            LLM_CAUSE=cause,
+            MESSAGE_ID=message_id(named) if named else None,
+        )
+
+    def _write(self) -> None:
+        content: dict[str, object] = {
+            "engine": self.identity.engine,
+            "start": self.identity.start,
+            "pid": self.pid,
+            "phase": self.progress.phase,
+            "message": self.progress.message,
+            "since": self._since,
+            "started": self.started,
+            "ready": self.ready,
+            "digest": self.identity.digest,
+            "model": self.identity.model,
+            "served": list(self.identity.served),
+        }
+        self._replace(names.engine_state(self.identity.engine, self.identity.run), content)
+
+    def _replace(self, path: str, content: dict[str, object]) -> None:
+        try:
+            files.replace_json(path, content)
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                self.log(WARNING, f"cannot write {path}: {error.strerror}")
+
+
+def prepare(directories: Sequence[str]) -> None:
+    """Make the engine's directories, for its user (and the group of the directory above) alone. Raises OSError."""
+    for directory in directories:
+        os.makedirs(directory, mode=0o750, exist_ok=True)
+        if os.stat(directory).st_uid != os.geteuid():
+            raise PermissionError(13, "belongs to another user", directory)

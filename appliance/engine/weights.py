@@ -1,0 +1,49 @@
+"""A look at the model's files before vLLM takes half a minute to say that they are not there."""
+
+from __future__ import annotations
+
+import os
+
+from appliance.wire.vllmcauses import Cause
+
+
+def fault_of(model: str, directory: str) -> Cause | None:
+    """Why the model in `directory` cannot be served by this user; None when nothing speaks against it."""
+    if not os.path.isdir(directory):
+        if os.path.exists(directory):
+            return Cause("model-not-found", f"{directory} is not a directory", "name the model's directory", -1)
+        if _hidden(directory):
+            return Cause("model-unreadable", f"the engine's user may not enter {_hidden(directory)}",
+                         "make the directory readable, or move the model", -1)  # fmt: skip
+        if model.startswith("/"):
+            return Cause("model-not-found", f"there is no directory {directory}", "correct model in [[engine]]", -1)
+        pull = f"llm-appliance models pull {model}"
+        return Cause("model-not-found", f"{model} is not on this machine", f"{pull}, or wait for llm-runtime", -1)
+    count = 0
+    for parent, _, files in os.walk(directory, onerror=None):
+        for name in files:
+            count += 1
+            path = os.path.join(parent, name)
+            if not os.path.exists(path):
+                return Cause("model-unreadable", f"{path} leads nowhere", "fetch the model again", -1)
+            if not os.access(path, os.R_OK):
+                return Cause("model-unreadable", f"the engine's user may not read {path}",
+                             f"chmod -R a+rX {directory}", -1)  # fmt: skip
+    if not os.access(directory, os.R_OK | os.X_OK):
+        return Cause(
+            "model-unreadable", f"the engine's user may not read {directory}", f"chmod -R a+rX {directory}", -1
+        )
+    if count == 0:
+        remedy = f"llm-appliance models pull {model}" if not model.startswith("/") else "put the model's files there"
+        return Cause("model-not-found", f"{directory} is empty", remedy, -1)
+    return None
+
+
+def _hidden(path: str) -> str:
+    """The innermost existing parent that this user may not enter; empty when there is none."""
+    parent = os.path.dirname(path.rstrip("/"))
+    while parent and parent != "/":
+        if os.path.isdir(parent):
+            return "" if os.access(parent, os.X_OK) else parent
+        parent = os.path.dirname(parent)
+    return ""
