@@ -24,15 +24,19 @@ class Places:
     state: str = names.STATE
 
     def under_run(self, path: str) -> str:
-        """A path of `names` below RUN, moved."""
-        return self.run + path.removeprefix(names.RUN)
+        """A path below RUN, moved; any other as it is."""
+        return _moved(path, names.RUN, self.run)
 
     def under_state(self, path: str) -> str:
-        """A path of `names` below STATE, moved."""
-        return self.state + path.removeprefix(names.STATE)
+        """A path below STATE, moved; any other as it is."""
+        return _moved(path, names.STATE, self.state)
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Places:
     """The places that the environment asks for, else the packaged ones."""
     given = os.environ if environment is None else environment
     return Places(given.get(RUN_VARIABLE) or names.RUN, given.get(STATE_VARIABLE) or names.STATE)
+
+
+def _moved(path: str, old: str, new: str) -> str:
+    return new + path[len(old) :] if path == old or path.startswith(f"{old}/") else path

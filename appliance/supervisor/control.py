@@ -1,0 +1,283 @@
+"""The control socket: orders of the operator, one JSON line a connection; event lines back, then `done`.
+
+    {"op": "status"}                                       the fleet, for whoever may open the socket
+    {"op": "hold", "engine": "chat", "reason": "..."}      until its units are down
+    {"op": "resume", "engine": "chat", "wait": true}       wait: until it serves, failed, or the deadline
+    {"op": "restart", "engine": "chat", "wait": true}
+    {"op": "apply", "deadline": 3600}                      the file on disk comes into force; until all is settled
+
+An engine's name stands for all its replicas, an instance's for itself. Changes need root or the supervisor's own user;
+the kernel says who asks. What was ordered is on record before the first event goes out: a caller that leaves changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from appliance import clock
+from appliance.config import source
+from appliance.errors import ApplianceError, ConfigInvalid, Failed, UsageError
+from appliance.host import proc
+from appliance.host.journal import NOTICE, message_id
+from appliance.policy import orders
+from appliance.policy.reconcile import RUNNING, Seen, UnitState, View
+from appliance.policy.restart import Record
+
+from .daemon import Daemon
+from .observe import Observation, desired_of
+
+READ_DEADLINE_S = 5.0
+HOLD_DEADLINE_S = 120.0  # an engine's TimeoutStopSec= and some
+FOLLOW_DEADLINE_S = 3600.0
+LINE_LIMIT = 16384
+
+
+class Control:
+    """Serves the socket for one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._open: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def listening(self, path: str) -> AsyncIterator[None]:
+        """The socket is there inside; on leaving, open connections are ended and it is removed. Raises OSError."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._serve, path, limit=LINE_LIMIT)
+        os.chmod(path, 0o660)
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+            Path(path).unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            await self._answer(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the caller left, or we stop; the order is on record
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = await _read(reader)
+            ok, message = await self._do(request, _peer(writer), writer)
+        except ApplianceError as error:
+            ok, message = False, error.message
+        except OSError as error:
+            ok, message = False, f"the supervisor cannot write its state: {error}"
+        await _send(writer, {"done": True, "ok": ok, "message": message})
+
+    async def _do(self, request: Mapping[str, object], uid: int, writer: asyncio.StreamWriter) -> tuple[bool, str]:
+        op = request.get("op")
+        if op == "status":
+            await _send(writer, {"event": "fleet", **self._fleet()})
+            return True, ""
+        if uid not in (0, os.geteuid()):
+            raise Failed("only root may change engines")
+        if op not in ("hold", "resume", "restart", "apply"):
+            raise UsageError(f"there is no op {op!r}")
+        if self._daemon.observation.fault:
+            raise Failed(f"systemd does not answer: {self._daemon.observation.fault}")
+        deadline = request.get("deadline")
+        limit = float(deadline) if isinstance(deadline, (int, float)) and deadline > 0 else FOLLOW_DEADLINE_S
+        queue: asyncio.Queue[dict[str, object] | None] = asyncio.Queue(1000)
+        self._daemon.listeners.add(queue)
+        try:
+            if op == "apply":
+                return await self._apply(writer, queue, limit)
+            return await self._change(str(op), request, writer, queue, limit)
+        finally:
+            self._daemon.listeners.discard(queue)
+
+    async def _change(
+        self,
+        op: str,
+        request: Mapping[str, object],
+        writer: asyncio.StreamWriter,
+        queue: asyncio.Queue[dict[str, object] | None],
+        limit: float,
+    ) -> tuple[bool, str]:
+        daemon = self._daemon
+        instances = self._instances(request.get("engine"), with_held=op != "restart")
+        for instance in instances:
+            seen = daemon.observation.seen.get(instance, Seen())
+            record = daemon.ledger.records.get(instance, Record())
+            if op == "hold":
+                daemon.hold(instance, orders.BY_OPERATOR, str(request.get("reason") or "held by the operator"))
+            elif op == "resume":
+                daemon.save({**daemon.ledger.records, instance: orders.resumed(seen, "resumed by the operator")})
+                daemon.release(instance)
+                self._tell("engine-resumed", f"{instance}: resumed by the operator", instance)
+            else:
+                why = str(request.get("reason") or "asked by the operator")
+                daemon.save({**daemon.ledger.records, instance: orders.restarted(record, seen, why)})
+        daemon.wake.set()
+        who = ", ".join(instances)
+        if op == "hold":
+            return await self._follow(instances, writer, queue, HOLD_DEADLINE_S, down=True)
+        if request.get("wait") is True:
+            return await self._follow(instances, writer, queue, limit)
+        return True, f"{who}: {'restart' if op == 'restart' else 'start'} is under way"
+
+    async def _apply(
+        self, writer: asyncio.StreamWriter, queue: asyncio.Queue[dict[str, object] | None], limit: float
+    ) -> tuple[bool, str]:
+        daemon = self._daemon
+        found = source.load(daemon.config_path)
+        if found.config is None:
+            raise ConfigInvalid(found.problems)
+        new = desired_of(found.config)
+        observed = daemon.observation
+        result = orders.applied(daemon.desired, new, observed.seen, daemon.ledger.records, observed.holds)
+        daemon.save(result.records)
+        for instance in result.released:
+            daemon.release(instance)
+        daemon.effective, daemon.desired = found, new
+        daemon.tell_config(found)
+        changes = "; ".join(f"{instance} {note}" for instance, note in result.notes.items())
+        self._tell("config-applied", f"the configuration is applied: {changes or 'no engine is touched'}")
+        for instance, note in result.notes.items():
+            await _send(writer, {"event": "change", "engine": instance, "message": note})
+        daemon.wake.set()
+        followed = [d.instance for d in new if d.instance in result.records and result.records[d.instance].wanted]
+        followed += [instance for instance, record in result.records.items() if record.drop]
+        if not followed:
+            return True, "no engine had to be touched"
+        return await self._follow(followed, writer, queue, limit)
+
+    async def _follow(
+        self,
+        instances: Sequence[str],
+        writer: asyncio.StreamWriter,
+        queue: asyncio.Queue[dict[str, object] | None],
+        limit: float,
+        *,
+        down: bool = False,
+    ) -> tuple[bool, str]:
+        """Pass on what happens to the instances until all are settled, one failed, or the limit."""
+        end = clock.monotonic() + limit
+        cycles = 0
+        while True:
+            try:
+                event = await asyncio.wait_for(queue.get(), end - clock.monotonic())
+            except asyncio.TimeoutError:
+                return False, f"not settled within {limit:.0f} s; the supervisor goes on"
+            if event is not None:
+                if event.get("engine") in instances:
+                    await _send(writer, event)
+                continue
+            cycles += 1
+            if cycles < 2:  # the cycle that was running when the order came has not seen it
+                continue
+            settled = self._settled(instances, down=down)
+            if settled is not None:
+                return settled
+
+    def _settled(self, instances: Sequence[str], *, down: bool) -> tuple[bool, str] | None:
+        """How it ended; None while something is under way."""
+        daemon = self._daemon
+        wanted = {desired.instance for desired in daemon.desired}
+        open_, bad = [], []
+        for instance in instances:
+            seen = daemon.observation.seen.get(instance, Seen())
+            entry, record = daemon.fleet.entries.get(instance), daemon.ledger.records.get(instance, Record())
+            state = entry.view.state if entry is not None else ""
+            if down or instance not in wanted:
+                if seen.unit in RUNNING or seen.unit is UnitState.STOPPING:
+                    open_.append(instance)
+            elif entry is not None and _is_lost(entry.view, record, daemon.observation):
+                bad.append(f"{instance}: {entry.view.cause or state}: {entry.view.reason}")
+            elif state != "serving" or record.wanted:
+                open_.append(instance)
+        if bad:
+            return False, "; ".join(bad)
+        if open_:
+            return None
+        return True, f"{', '.join(instances)}: {'stopped' if down else 'settled'}"
+
+    def _instances(self, engine: object, *, with_held: bool) -> list[str]:
+        """The instances that an order names. Raises UsageError for none, Failed for a held one."""
+        daemon = self._daemon
+        found = [d.instance for d in daemon.desired if d.engine == engine]
+        found = found or [d.instance for d in daemon.desired if d.instance == engine]
+        if not found and isinstance(engine, str) and engine in daemon.observation.holds:
+            found = [engine]  # held, and the configuration does not name it any more
+        if not found:
+            known = ", ".join(dict.fromkeys(d.engine for d in daemon.desired)) or "none"
+            raise UsageError(f"there is no local engine {engine!r}; the configuration in force has: {known}")
+        held = [instance for instance in found if instance in daemon.observation.holds]
+        if held and not with_held:
+            raise Failed(f"{held[0]} is held: {daemon.observation.holds[held[0]][1]}; llm-appliance resume {held[0]}")
+        return found
+
+    def _fleet(self) -> dict[str, object]:
+        daemon = self._daemon
+        engines: dict[str, object] = {}
+        for instance, entry in daemon.fleet.entries.items():
+            group = daemon.observation.groups.get(instance, "")
+            processes = proc.unit_processes(group)
+            listed = [
+                {"pid": p.pid, "parent": p.parent, "comm": p.comm, "state": p.state, "cpu_s": round(p.cpu_s, 2)}
+                for p in (processes if isinstance(processes, tuple) else ())
+            ]
+            engines[instance] = {**entry.public, "processes": listed}
+        return {
+            "mode": daemon.settings.mode,
+            "origin": daemon.effective.origin,
+            "digest": daemon.effective.text_digest,
+            "fault": daemon.observation.fault,
+            "engines": engines,
+        }
+
+    def _tell(self, event: str, text: str, instance: str | None = None) -> None:
+        self._daemon.journal.log(NOTICE, text, MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance)
+
+
+def _is_lost(view: View, record: Record, observation: Observation) -> bool:
+    """Whether an engine will not serve without more ado: it is not waited for any longer."""
+    if view.state == "waiting" and observation.runtime_failed and view.reason:
+        return True
+    return view.state in ("held", "failed") or (view.state == "restarting" and record.not_before is not None)
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """The user id at the other end, from the kernel."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+async def _read(reader: asyncio.StreamReader) -> Mapping[str, object]:
+    try:
+        line = await asyncio.wait_for(reader.readline(), READ_DEADLINE_S)
+        value = json.loads(line)
+    except asyncio.TimeoutError:
+        raise UsageError(f"no request within {READ_DEADLINE_S:.0f} s") from None
+    except (ValueError, RecursionError):  # readline raises ValueError for a line over the limit
+        raise UsageError("the request is not one line of JSON") from None
+    if not isinstance(value, dict):
+        raise UsageError("the request is not a JSON object")
+    return value
+
+
+async def _send(writer: asyncio.StreamWriter, value: Mapping[str, object]) -> None:
+    writer.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+    await asyncio.wait_for(writer.drain(), READ_DEADLINE_S)

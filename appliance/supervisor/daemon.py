@@ -1,0 +1,243 @@
+"""The loop: observe, remember, decide, show, act. The only writer of the fleet, the ledger and the holds.
+
+Order within a cycle, so that being killed anywhere loses nothing: the ledger is on disk before anything follows from
+it; a hold is on disk before the unit is stopped; a wish is on record until another run is seen. What an action led to
+is the next cycle's observation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from appliance import clock, names
+from appliance.config import source
+from appliance.config.model import Supervisor
+from appliance.host import files, notify
+from appliance.host.journal import ERR, NOTICE, WARNING, Journal, message_id
+from appliance.host.places import Places
+from appliance.policy.causes import CAUSES
+from appliance.policy.reconcile import Action, Plan, Readiness, Seen, Situation, UnitState, Verb, plan, remembered
+from appliance.policy.restart import Record
+
+from . import ledger as ledgers
+from .act import Hand, Refusal
+from .fleet import Fleet, observed_only
+from .observe import Observation, desired_of, observe
+
+RETRY_CONFIG_S = 10.0  # while there is no valid configuration at all
+RUNTIME_PAUSE_S = 300.0  # between two starts of the runtime's unit that an engine waits for
+
+
+class Daemon:
+    """One supervisor. Its methods run in one event loop; `step` is one cycle."""
+
+    def __init__(self, config_path: str, places: Places, journal: Journal) -> None:
+        self.config_path = config_path
+        self.places = places
+        self.journal = journal
+        self.hand = Hand(places.under_run(names.UNITCTL_SOCKET))
+        self.fleet = Fleet(places.under_run(names.FLEET_STATE), journal)
+        self.ledger = ledgers.read(places.under_state(names.RESTART_LEDGER))
+        self.observation = Observation({}, {}, Readiness(), fault="not looked yet")
+        self.effective = source.effective(config_path)
+        self.desired = desired_of(self.effective.config)
+        self.wake = asyncio.Event()
+        self.listeners: set[asyncio.Queue[dict[str, object] | None]] = set()
+        self._acted: dict[str, float] = {}  # instance, "" for the runtime -> monotonic instant of the last request
+        self._read_at = clock.monotonic()
+        self._faults: dict[str, str] = {}  # what was told already, by subject
+
+    @property
+    def settings(self) -> Supervisor:
+        """`[supervisor]` as in force."""
+        return self.effective.config.supervisor if self.effective.config is not None else Supervisor()
+
+    def read_config(self) -> None:
+        """Read the configuration again; an invalid file leaves what is in force, and is told once."""
+        found = source.effective(self.config_path)
+        self._read_at = clock.monotonic()
+        if found.config is not None or self.effective.config is None:
+            self.effective = found
+            self.desired = desired_of(found.config)
+        self.tell_config(found)
+
+    def tell_config(self, found: source.Effective) -> None:
+        """One line when the file on disk is invalid."""
+        error = str(found.errors[0]) if found.errors else ""
+        after = {"file": "", "last-good": "; the last good one is in force", "none": "; nothing is in force"}
+        self.complain("config", f"{error}{after[found.origin]}" if error else "", "config-invalid", ERR)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Cycle until `stop` is set; a cycle that fails is told and tried again, without a sign of life."""
+        self.tell_config(self.effective)
+        while not stop.is_set():
+            try:
+                await self.step()
+                self.complain("cycle", "", "supervisor-fault", ERR)
+                notify.notify(WATCHDOG=1, STATUS=self.sentence)
+            except Exception as error:  # the top of the loop: engines must not pay for a fault in here
+                self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
+            interval = min(self.settings.interval, notify.watchdog_interval() or self.settings.interval)
+            await _first(interval, self.wake, stop)
+            self.wake.clear()
+
+    @property
+    def sentence(self) -> str:
+        """What `systemctl status` shows."""
+        if self.effective.config is None:
+            return "no valid configuration: llm-appliance check"
+        if self.observation.fault:
+            return f"systemd does not answer: {self.observation.fault}"
+        return ("observing only; " if self.settings.mode == "observe" else "") + self.fleet.sentence
+
+    async def step(self) -> None:
+        """One cycle."""
+        if self.effective.config is None and clock.monotonic() - self._read_at > RETRY_CONFIG_S:
+            self.read_config()
+        self.observation = await observe(self.effective.config, self.desired, self.places)
+        self.complain("systemd", self.observation.fault, "systemd-refused", WARNING)
+        self._remember()
+        made = self._plan()
+        self._show(made)
+        if self.settings.mode == "act" and not self.observation.fault:
+            for action in made.actions:
+                await self._carry_out(action)
+                notify.watchdog()
+        self.publish(None)  # a cycle has ended
+
+    def save(self, records: Mapping[str, Record]) -> None:
+        """Put records on disk when they changed. Raises OSError: nothing may follow from what is not on disk."""
+        changed = self.ledger.with_records(records)
+        if changed != self.ledger:
+            ledgers.write(self.places.under_state(names.RESTART_LEDGER), changed)
+            self.ledger = changed
+
+    def publish(self, event: dict[str, object] | None) -> None:
+        """Hand an event to those who follow; None is the end of a cycle. A follower that does not read loses some."""
+        for queue in self.listeners:
+            if not queue.full():
+                queue.put_nowait(event)
+
+    def complain(self, subject: str, fault: str, event: str, priority: int) -> None:
+        """Tell a fault once until it changes or ends (an empty fault is its end)."""
+        if fault and self._faults.get(subject) != fault:
+            self.journal.log(priority, fault, MESSAGE_ID=message_id(event), LLM_EVENT=event)
+        self._faults[subject] = fault
+
+    def _remember(self) -> None:
+        """Deaths and fulfilled wishes enter the ledger; load times too."""
+        now, limits = clock.wall(), self.settings.restart
+        records, ledger = dict(self.ledger.records), self.ledger
+        for desired in self.desired:
+            instance = desired.instance
+            seen, record = self.observation.seen.get(instance, Seen()), records.get(instance, Record())
+            records[instance], cause = remembered(seen, record, limits, now=now, jitter=random.random())
+            if cause:
+                self._tell_death(instance, records[instance])
+        wanted = {desired.instance for desired in self.desired}
+        for instance in set(records) - wanted:
+            gone = Seen() if self.observation.fault else Seen(unit=UnitState.DOWN)
+            unit = self.observation.seen.get(instance, gone).unit
+            if unit in (UnitState.DOWN, UnitState.FAILED) and records[instance].drop:
+                del records[instance]
+        for digest, load_s in self.observation.loads.values():
+            if ledger.loads.get(digest) != round(load_s, 1):
+                ledger = ledger.with_load(digest, load_s)
+        ledger = ledger.with_records(records)
+        if ledger != self.ledger:
+            ledgers.write(self.places.under_state(names.RESTART_LEDGER), ledger)
+            self.ledger = ledger
+
+    def _tell_death(self, instance: str, record: Record) -> None:
+        after = f"; held: {record.hold}" if record.hold and record.hold != record.reason else ""
+        text = f"{instance}: {record.cause}: {record.reason}{after}. {CAUSES[record.cause].advice}"
+        self.journal.log(
+            ERR,
+            text,
+            MESSAGE_ID=message_id(record.cause),
+            LLM_EVENT="engine-ended",
+            LLM_ENGINE=instance,
+            LLM_CAUSE=record.cause,
+        )
+        self.publish({"event": "ended", "engine": instance, "cause": record.cause, "message": record.reason})
+
+    def _plan(self) -> Plan:
+        now = clock.monotonic()
+        recent = {instance: now - at for instance, at in self._acted.items()}
+        if now - self._acted.get("", -RUNTIME_PAUSE_S) < RUNTIME_PAUSE_S:
+            recent[""] = 0.0
+        return plan(
+            Situation(
+                desired=self.desired,
+                seen=self.observation.seen,
+                holds=self.observation.holds,
+                records=self.ledger.records,
+                readiness=self.observation.readiness,
+                limits=self.settings.restart,
+                now=clock.wall(),
+                recent=recent,
+            )
+        )
+
+    def _show(self, made: Plan) -> None:
+        now, window = clock.wall(), self.settings.restart.window
+        views = dict(made.views)
+        if self.settings.mode == "observe":
+            for action in made.actions:
+                if action.instance in views:
+                    views[action.instance] = observed_only(views[action.instance], action)
+        known = {desired.instance for desired in self.desired}
+        counts = {name: len(record.within(window, now)) for name, record in self.ledger.records.items()}
+        loads = {d.instance: self.ledger.loads[d.digest] for d in self.desired if d.digest in self.ledger.loads}
+        for event in self.fleet.update(views, known, counts, loads, now):
+            self.publish(event)
+        self.fleet.write(self.settings.mode, now)
+
+    async def _carry_out(self, action: Action) -> None:
+        """One step; a refusal is told once and tried again in a later cycle."""
+        unit = names.engine_unit(action.instance) if action.instance else names.RUNTIME_UNIT
+        try:
+            if action.verb is Verb.HOLD:
+                self.hold(action.instance, action.cause, action.reason)
+            self._acted[action.instance] = clock.monotonic()
+            verb = {Verb.HOLD: "stop", Verb.RUNTIME: "start"}.get(action.verb, action.verb.value)
+            await self.hand.ask(verb, unit)
+        except Refusal as refusal:
+            self.complain(unit, refusal.message, "systemd-refused", WARNING)
+            return
+        self.complain(unit, "", "systemd-refused", WARNING)
+        if action.verb is Verb.RUNTIME:
+            text = f"{names.RUNTIME_UNIT} is started: {action.reason}"
+            self.journal.log(NOTICE, text, MESSAGE_ID=message_id("runtime-started"), LLM_EVENT="runtime-started")
+        else:
+            self.publish(
+                {"event": "action", "engine": action.instance, "action": action.verb.value, "message": action.reason}
+            )
+
+    def hold(self, instance: str, cause: str, reason: str) -> None:
+        """Put a hold on disk; the unit's own condition reads it from then on. Raises OSError."""
+        directory = Path(self.places.under_state(names.HOLDS))
+        directory.mkdir(parents=True, exist_ok=True)
+        files.replace_json(directory / instance, {"at": round(clock.wall(), 3), "cause": cause, "reason": reason})
+        record = self.ledger.records.get(instance, Record())
+        cleared = replace(record, hold="", wanted="", over="", not_before=None)
+        self.save({**self.ledger.records, instance: cleared})
+
+    def release(self, instance: str) -> None:
+        """Remove a hold from disk. Raises OSError."""
+        Path(self.places.under_state(names.HOLDS), instance).unlink(missing_ok=True)
+
+
+async def _first(timeout_s: float, *events: asyncio.Event) -> None:
+    """Wait until one of the events is set or the time is over; leaves no task behind."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

@@ -1,0 +1,71 @@
+"""The ledger on disk: what is remembered of each engine, and how long each configuration of one took to load.
+
+One writer, the supervisor; replaced atomically whenever it changes, before anything is done that follows from it. A
+ledger that is missing or damaged is an empty one: engines keep running, only their past is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from appliance.host import files
+from appliance.policy.restart import Death, Record
+
+LOADS_KEPT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Records by instance; load times in seconds by digest, the newest last."""
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    loads: Mapping[str, float] = field(default_factory=dict)
+
+    def with_records(self, records: Mapping[str, Record]) -> Ledger:
+        """The ledger with other records; empty ones are left out."""
+        return Ledger({name: record for name, record in records.items() if record != Record()}, self.loads)
+
+    def with_load(self, digest: str, load_s: float) -> Ledger:
+        """The ledger after a start was seen to its end."""
+        loads = {key: value for key, value in self.loads.items() if key != digest} | {digest: round(load_s, 1)}
+        return Ledger(self.records, dict(list(loads.items())[-LOADS_KEPT:]))
+
+
+def read(path: str) -> Ledger:
+    """The ledger at `path`, empty where there is none that can be read."""
+    value = files.read_json(path)
+    if value is None:
+        return Ledger()
+    engines, loads = value.get("engines"), value.get("loads")
+    records = {name: _record(entry) for name, entry in engines.items()} if isinstance(engines, dict) else {}
+    learned = loads.items() if isinstance(loads, dict) else ()
+    return Ledger(records, {str(key): float(load) for key, load in learned if isinstance(load, (int, float))})
+
+
+def write(path: str, ledger: Ledger) -> None:
+    """Replace the ledger. Raises OSError."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    engines = {name: asdict(record) for name, record in ledger.records.items()}
+    files.replace_json(path, {"engines": engines, "loads": dict(ledger.loads)}, mode=0o640)
+
+
+def _record(entry: object) -> Record:
+    if not isinstance(entry, dict):
+        return Record()
+    deaths = entry.get("deaths")
+    not_before = entry.get("not_before")
+    return Record(
+        deaths=tuple(death for death in map(_death, deaths if isinstance(deaths, list) else ()) if death is not None),
+        not_before=float(not_before) if isinstance(not_before, (int, float)) else None,
+        **{key: str(entry.get(key) or "") for key in ("wanted", "over", "hold", "drop", "cause", "reason")},
+    )
+
+
+def _death(entry: object) -> Death | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("at"), (int, float)):
+        return None
+    return Death(
+        float(entry["at"]), str(entry.get("key", "")), str(entry.get("cause", "")), str(entry.get("start", ""))
+    )

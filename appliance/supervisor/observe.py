@@ -1,0 +1,202 @@
+"""One look at the world: unit states, what launchers and the runtime wrote, holds. Reads only.
+
+A reading that fails is UNKNOWN and touches nothing: without an answer from systemd every engine is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from appliance import clock, names
+from appliance.config.model import Config
+from appliance.config.placement import gpus_of
+from appliance.errors import ApplianceError
+from appliance.host import files, systemd
+from appliance.host.places import Places
+from appliance.policy.failure import Exit, Verdict
+from appliance.policy.reconcile import ANY_GPU, Desired, Readiness, Seen, UnitState
+from appliance.quantity import UNKNOWN
+from appliance.units.render import engine_digest
+
+SHOW_DEADLINE_S = 10.0
+_PATTERN = "llm-engine@*.service"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one cycle knows. `fault` says why systemd gave no answer, empty when it did."""
+
+    seen: Mapping[str, Seen]
+    holds: Mapping[str, tuple[str, str]]
+    readiness: Readiness
+    loads: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # instance -> (digest, seconds)
+    groups: Mapping[str, str] = field(default_factory=dict)  # instance -> control group
+    runtime_failed: bool = False
+    fault: str = ""
+
+
+def desired_of(config: Config | None) -> tuple[Desired, ...]:
+    """The instances that shall run, in the order of their start."""
+    if config is None:
+        return ()
+    made = []
+    for instance in config.local_instances:
+        engine = config.engine_of(instance)
+        assert engine is not None
+        given = gpus_of(engine, instance)
+        gpus = frozenset({ANY_GPU}) if given == "auto" else frozenset(map(str, given))
+        on_cpu = config.runtime.device == "cpu"
+        digest = engine_digest(config, instance)
+        made.append(Desired(instance, engine.name, engine.model, digest, frozenset() if on_cpu else gpus))
+    return tuple(made)
+
+
+async def observe(config: Config | None, desired: Sequence[Desired], places: Places) -> Observation:
+    """Look once; blocks up to SHOW_DEADLINE_S when systemd is not well."""
+    asked = [names.RUNTIME_UNIT, _PATTERN, *(names.engine_unit(d.instance) for d in desired)]
+    units: dict[str, systemd.Unit] = {}
+    fault = ""
+    try:
+        units = await systemd.ask_async(systemd.show(asked), SHOW_DEADLINE_S)
+    except ApplianceError as error:
+        fault = error.message
+    now, monotonic = clock.wall(), clock.monotonic()
+    seen, loads, groups = {}, {}, {}
+    for unit in units.values():
+        instance = names.instance_of(unit.name)
+        if instance is None:
+            continue
+        state = files.read_json(names.engine_state(instance, places.run)) or {}
+        verdict = files.read_json(names.engine_verdict(instance, places.run)) or {}
+        seen[instance] = seen_of(unit, state, verdict, now=now, monotonic=monotonic)
+        groups[instance] = unit.control_group
+        load = _load(state)
+        if seen[instance].unit is UnitState.UP and load is not None:
+            loads[instance] = load
+    runtime = units.get(names.RUNTIME_UNIT)
+    readiness = readiness_of(config, desired, places, runtime)
+    failed = runtime is not None and unit_state(runtime) is UnitState.FAILED
+    return Observation(seen, read_holds(places), readiness, loads, groups, failed, fault)
+
+
+def unit_state(unit: systemd.Unit) -> UnitState:
+    """systemd's words as the words of decisions."""
+    if not unit.exists and unit.load != "masked":
+        return UnitState.UNKNOWN
+    if unit.active in ("active", "reloading"):
+        return UnitState.STOPPING if unit.job else UnitState.UP
+    if unit.active == "activating":
+        return UnitState.NET if unit.sub.startswith("auto-restart") else UnitState.STARTING
+    if unit.active == "deactivating":
+        return UnitState.STOPPING
+    if unit.active in ("failed", "inactive"):
+        return UnitState.QUEUED if unit.job else UnitState.FAILED if unit.active == "failed" else UnitState.DOWN
+    return UnitState.UNKNOWN
+
+
+def seen_of(
+    unit: systemd.Unit, state: Mapping[str, object], verdict: Mapping[str, object], *, now: float, monotonic: float
+) -> Seen:
+    """One unit with what its launcher wrote, as policies see it."""
+    kind = unit_state(unit)
+    age_s = max(monotonic - unit.since, 0.0) if unit.since is not None else 0.0
+    at = verdict.get("at")
+    written = float(at) if isinstance(at, (int, float)) else None
+    digest = state.get("digest")
+    return Seen(
+        unit=kind,
+        run=unit.invocation or ("masked" if unit.load == "masked" else ""),
+        skipped=kind is UnitState.DOWN and unit.condition is False,
+        age_s=age_s,
+        end=Exit(unit.result, unit.exit_code, unit.exit_status),
+        verdict=_verdict(verdict) if _belongs(unit, kind, verdict, written, now - monotonic) else None,
+        verdict_start=str(verdict.get("start") or ""),
+        verdict_at=written,
+        phase=str(state.get("phase") or ""),
+        message=str(state.get("message") or ""),
+        digest=digest if isinstance(digest, str) and digest else UNKNOWN,
+    )
+
+
+def _belongs(
+    unit: systemd.Unit, kind: UnitState, verdict: Mapping[str, object], written: float | None, boot: float
+) -> bool:
+    """Whether the verdict speaks of the run that ended; of an engine that runs, it speaks of the run before.
+
+    A launcher that was killed leaves none, and the file still holds an older one. `boot` is wall minus monotonic time.
+    """
+    if not verdict or verdict.get("start") == unit.invocation:
+        return bool(verdict)
+    if kind in (UnitState.STARTING, UnitState.UP):
+        return True
+    return written is not None and (unit.started is None or written >= boot + unit.started - 1.0)
+
+
+def _verdict(value: Mapping[str, object]) -> Verdict:
+    texts = {key: str(value.get(key) or "") for key in ("cause", "message", "phase")}
+    return Verdict(**texts, requested=value.get("requested") is True)
+
+
+def _load(state: Mapping[str, object]) -> tuple[str, float] | None:
+    """Digest and seconds of a start that was seen to its end."""
+    digest, started, ready = state.get("digest"), state.get("started"), state.get("ready")
+    if not isinstance(digest, str) or not isinstance(started, (int, float)) or not isinstance(ready, (int, float)):
+        return None
+    return (digest, ready - started) if ready > started else None
+
+
+def read_holds(places: Places) -> dict[str, tuple[str, str]]:
+    """Held instances with cause and reason; a hold file is a hold whatever it holds."""
+    directory = places.under_state(names.HOLDS)
+    try:
+        held = [name for name in os.listdir(directory) if names.INSTANCE.fullmatch(name)]
+    except OSError:
+        return {}
+    found = {}
+    for name in sorted(held):
+        value = files.read_json(f"{directory}/{name}") or {}
+        found[name] = (str(value.get("cause") or ""), str(value.get("reason") or "held"))
+    return found
+
+
+def readiness_of(
+    config: Config | None, desired: Sequence[Desired], places: Places, runtime: systemd.Unit | None
+) -> Readiness:
+    """What is missing for engines to start. What cannot be read is not called missing: the launcher will tell."""
+    state = files.read_json(places.under_run(names.RUNTIME_STATE)) or {}
+    complete = f"{places.under_state(names.CURRENT_RUNTIME)}/{names.RUNTIME_COMPLETE}"
+    told = state.get("models")
+    models = {}
+    for wanted in desired:
+        word = told.get(wanted.model) if isinstance(told, dict) else None
+        if config is not None and not wanted.model.startswith("/") and not _model_there(config, wanted.model, places):
+            models[wanted.model] = f"model {wanted.model}: {word if word and word != 'ready' else 'not here yet'}"
+    return Readiness(
+        runtime="" if _exists(complete) else f"the vLLM runtime: {_progress(state)}",
+        models=models,
+        runtime_idle=runtime is not None and unit_state(runtime) is UnitState.DOWN,
+    )
+
+
+def _model_there(config: Config, model: str, places: Places) -> bool:
+    directory = places.under_state(config.models.directory)
+    return _exists(f"{names.model_directory(model, directory, config.models.source)}/{names.RUNTIME_COMPLETE}")
+
+
+def _progress(state: Mapping[str, object]) -> str:
+    percent = state.get("percent")
+    share = f" ({percent:.0f} %)" if isinstance(percent, (int, float)) else ""
+    return f"{state.get('message') or state.get('phase') or 'not built yet'}{share}"
+
+
+def _exists(path: str) -> bool:
+    """Whether a file is there; True when that cannot be told."""
+    try:
+        Path(path).stat()
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    return True
