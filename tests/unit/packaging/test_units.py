@@ -145,12 +145,12 @@ def test_directories_of_units_are_those_of_the_code() -> None:
     gateway, supervisor, runtime = (
         settings(unit) for unit in (names.GATEWAY_UNIT, names.SUPERVISOR_UNIT, names.RUNTIME_UNIT)
     )
-    assert names.GATEWAY_SOCKET == f"/run/{gateway['RuntimeDirectory'][0]}/control.sock"
-    assert names.AUDIT == f"/var/log/{gateway['LogsDirectory'][0]}"
-    assert names.SUPERVISOR_SOCKET == f"/run/{supervisor['RuntimeDirectory'][0]}/control.sock"
+    assert f"/run/{gateway['RuntimeDirectory'][0]}/control.sock" == names.GATEWAY_SOCKET
+    assert f"/var/log/{gateway['LogsDirectory'][0]}" == names.AUDIT
+    assert f"/run/{supervisor['RuntimeDirectory'][0]}/control.sock" == names.SUPERVISOR_SOCKET
     states = [f"/var/lib/{name}" for name in supervisor["StateDirectory"][0].split()]
     assert states == [names.SUPERVISOR_STATE, names.INCIDENTS]
-    assert names.RUNTIME_STATE == f"/run/{runtime['RuntimeDirectory'][0]}/state.json"
+    assert f"/run/{runtime['RuntimeDirectory'][0]}/state.json" == names.RUNTIME_STATE
     states = [f"/var/lib/{name}" for name in runtime["StateDirectory"][0].split()]
     assert states == [names.RUNTIMES, names.MODELS]
     assert settings(names.UNITCTL_SOCKET_UNIT)["ListenStream"] == [names.UNITCTL_SOCKET]
