@@ -42,6 +42,7 @@ class Box:
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
         self.name: str = state["name"]
+        self._nspawn: subprocess.Popen[bytes] | None = None  # where this object started it
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +124,9 @@ class Box:
             processes.kill_entered(self.leader)
             os.kill(self.leader, signal.SIGKILL)
             processes.wait_gone(self._state["leader"], 20)
-        if self._state.get("nspawn"):
+        if self._nspawn is not None:
+            self._nspawn.wait(20)
+        elif self._state.get("nspawn"):
             processes.wait_gone(self._state["nspawn"], 20)
         processes.remove_cgroups(self.name)
         self._state["leader"] = self._state["nspawn"] = None
@@ -147,15 +150,22 @@ class Box:
         _unmount(self.directory / "merged")
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def snapshot(self, layer: str) -> None:
-        """Keep what this box wrote as a layer, replacing an older one of that name. The box is stopped and removed."""
+    def snapshot(self, layer: str, only: tuple[str, ...] = ()) -> None:
+        """Keep what this box wrote as a layer, replacing an older one of that name. The box is stopped and removed.
+
+        With `only`, just these directories of it.
+        """
         self.stop()
         _unmount(self.directory / "merged")
+        upper = self.directory / "upper"
         target = place("layers", layer)
         fresh = target.with_name(target.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
-        (self.directory / "upper").rename(fresh / "tree")
+        for inside in only:
+            _move_below(upper, fresh / "tree", Path(inside.lstrip("/")))
+        if not only:
+            upper.rename(fresh / "tree")
         below = {"root": roots.key(self._state["distro"]), "layers": self._state["layers"]}
         write_json(fresh / "layer.json", below)
         shutil.rmtree(target, ignore_errors=True)
@@ -290,6 +300,7 @@ class Box:
                 env=environment,
                 start_new_session=True,
             )
+        self._nspawn = nspawn
         self._state["nspawn"] = processes.identity(nspawn.pid)
         return nspawn
 
@@ -328,6 +339,18 @@ def _chain(distro: str, layers: list[str]) -> list[str]:
             raise BoxError(f"there is no layer {layer} on this base of {distro}")
         chain += [name for name in [*below["layers"], layer] if name not in chain]
     return chain
+
+
+def _move_below(source: Path, target: Path, inside: Path) -> None:
+    """Move a directory from one tree to the same place in another; the directories above it keep owner and mode."""
+    for above in [*reversed(inside.parents)]:
+        made = target / above
+        if not made.exists():
+            made.mkdir()
+            status = (source / above).stat()
+            os.chown(made, status.st_uid, status.st_gid)
+            made.chmod(status.st_mode & 0o7777)
+    (source / inside).rename(target / inside)
 
 
 def has_layer(distro: str, layer: str) -> bool:

@@ -66,12 +66,12 @@ def _kill_group(group: int) -> None:
 
     The other way round a dead child would wait for the host's PID 1, and the box's shutdown for the child.
     """
-    members = [entry for entry in _pids_of_group(group) if not _is_nsenter(entry)]
-    for pid in members:
+    entered = [pid for pid in _pids_of_group(group) if _in_a_box(pid)]
+    for pid in entered:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 1
-    while members and any(_is_nsenter(pid) for pid in _pids_of_group(group)) and time.monotonic() < deadline:
+    while entered and _pids_of_group(group) and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGCONT)  # nsenter stops itself when its child is stopped
         time.sleep(0.02)
@@ -89,9 +89,10 @@ def _pids_of_group(group: int) -> list[int]:
     return found
 
 
-def _is_nsenter(pid: int) -> bool:
+def _in_a_box(pid: int) -> bool:
+    """Whether a process lives in another PID namespace than ours (nsenter itself stays in ours)."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "nsenter"
+        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
     except OSError:
         return False
 

@@ -1,0 +1,70 @@
+"""Boxes for the system tests: the package as built, the real vLLM; the journal is printed when a test fails."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from box import Box
+
+from tests.support import layers
+from tests.support.machine import Appliance
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here is a system test, and takes its time: making the runtime for the first time takes minutes."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.system)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Add the journals of the boxes that a failed test used."""
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            box = value.box if isinstance(value, Appliance) else value
+            if isinstance(box, Box) and box.running:
+                report.sections.append(("journal of the box", box.journal("-b -n 150")))
+    return report
+
+
+@pytest.fixture(scope="session")
+def deb() -> Path:
+    """The package, built from this tree (tests/run has done so; by hand, it is built when missing)."""
+    path = ROOT / "dist/llm-appliance.deb"
+    if not path.exists():
+        build(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def newer_deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same package with a higher version."""
+    path = tmp_path_factory.mktemp("deb") / "llm-appliance-newer.deb"
+    build(path, "--version", "99.0.0")
+    return path
+
+
+def build(path: Path, *options: str) -> None:
+    """Build the package."""
+    command = [str(ROOT / "packaging/build-deb.sh"), "--output", str(path), *options]
+    subprocess.run(command, check=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def appliance(deb: Path) -> Iterator[Appliance]:
+    """A machine that was installed, powered off and has booted again; serving. One for each file of tests."""
+    layer = layers.installed_layer("bookworm", deb)
+    with Box.start("bookworm", [layer], network="private") as box:
+        machine = Appliance(box)
+        machine.wait_ready()
+        yield machine

@@ -1,0 +1,122 @@
+"""The package: a first installation, an upgrade under load, remove, purge."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from box import Box, roots
+
+from tests.support import layers
+from tests.support.machine import BASE, CHAT, PARIS, SUPPORT, Appliance
+
+CONFIG = "/etc/llm-appliance/config.toml"
+EDIT = "\n[gateway.admission]\nqueue_size = 77\n"
+# What apt, dpkg and systemd write whatever is installed.
+OTHERS = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/var/lib/systemd", "/root", "/tmp", "/var/tmp")
+OTHERS += ("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/gshadow", "/etc/ld.so.cache", "/etc/subuid", "/etc/subgid")
+OTHERS += ("/etc/machine-id", "/etc/ssl", "/usr/local/share/ca-certificates", "/run", "/dev", "/proc", "/sys")
+
+
+@pytest.mark.parametrize("distro", ["bookworm", "trixie"])
+def test_first_installation_answers_at_once_and_honestly(deb: Path, distro: str) -> None:
+    """Before there is a runtime: the gateway says within seconds what is going on."""
+    with Box.start(distro, network="host") as box:
+        # An index that nobody serves: what happens when the network is away, and nothing is fetched for naught.
+        box.write("/etc/llm-appliance/config.d/50-test.toml", '[runtime]\nindex_url = "http://127.0.0.1:9/simple"\n')
+        box.write("/etc/llm-appliance/config.d/60-ports.toml", _other_ports())
+        layers.install(box, deb)
+        installed = time.monotonic()
+        while box.sh("curl -s -m 2 http://127.0.0.1:18080/healthz", check=False).status != 0:
+            assert time.monotonic() - installed < 10, "the gateway does not answer"
+        status = box.sh("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:18080/readyz").out
+        assert status == "503"
+        key = json.loads(box.sh("llm-appliance keys create --name first --json").out)["key"]
+        body = json.dumps({"model": CHAT, "messages": [{"role": "user", "content": PARIS}]})
+        ask = (
+            f"curl -s -i -m 20 -H 'Authorization: Bearer {key}' -d '{body}' http://127.0.0.1:18080/v1/chat/completions"
+        )
+        answer = box.sh(ask).out
+        assert " 503 " in answer.splitlines()[0], answer
+        assert "engine_starting" in answer
+        assert "retry-after:" in answer.lower()
+        for unit in ("llm-gateway.service", "llm-supervisor.service", "llm-appliance.target"):
+            assert box.sh(f"systemctl is-active {unit}", check=False).out.strip() == "active", unit
+            assert box.sh(f"systemctl is-enabled {unit}", check=False).out.strip() == "enabled", unit
+
+
+def _other_ports() -> str:
+    """Ports that the host may have taken are left alone: this box shares its network, for apt."""
+    return '[gateway]\nlisten = ["127.0.0.1:18080"]\nadmin_listen = "127.0.0.1:18081"\n'
+
+
+@pytest.mark.full
+def test_serves_on_debian_13(deb: Path) -> None:
+    layer = layers.installed_layer("trixie", deb)
+    with Box.start("trixie", [layer], network="private") as box:
+        machine = Appliance(box)
+        machine.wait_ready()
+        assert "Paris" in machine.sdk("chat", PARIS)["text"]
+
+
+@pytest.mark.vllm
+def test_upgrade_keeps_the_edit_and_loses_no_request(appliance: Appliance, newer_deb: Path) -> None:
+    box = appliance.box
+    box.write(CONFIG, box.read(CONFIG) + EDIT)
+    appliance.cli("apply", timeout=120)
+    edited = box.read(CONFIG)
+    engine = appliance.wait_serving("default")
+    gateway = appliance.show("llm-gateway.service", "MainPID")["MainPID"]
+    box.put(newer_deb, "/root/newer.deb")
+
+    stop = newer_deb.with_name("stop")
+    loop = [sys.executable, str(SUPPORT / "clientloop.py"), f"{BASE}/v1/chat/completions"]
+    argv = box.outside_argv([*loop, appliance.key, CHAT, str(stop), "120"])
+    with appliance.streaming(tokens=300) as stream, subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as client:
+        try:
+            box.sh("apt-get install -y --no-download /root/newer.deb", timeout=120)
+        finally:
+            stop.touch()
+            out, _ = client.communicate(timeout=90)
+        streamed = stream.end(90)
+    counts = json.loads(out)
+    assert counts["bad"] == []
+    assert counts["good"] == counts["asked"] > 3
+    assert streamed["error"] is None
+    assert box.read(CONFIG) == edited
+    assert "99.0.0" in box.sh("dpkg-query -W -f '${Version}' llm-appliance").out
+    assert appliance.show("llm-gateway.service", "MainPID")["MainPID"] != gateway
+    assert appliance.engine()["start"] == engine["start"]
+    assert "Paris" in appliance.sdk("chat", PARIS)["text"]
+
+
+@pytest.mark.vllm
+def test_purge_leaves_only_what_is_the_operator_s(appliance: Appliance) -> None:
+    """After the upgrade test, on the same machine."""
+    box = appliance.box
+    box.sh("mkdir -p /var/lib/llm-appliance/models/mine && echo weights > /var/lib/llm-appliance/models/mine/x")
+    box.sh("apt-get purge -y llm-appliance", timeout=180)
+    assert box.sh("systemctl list-units --all --plain --no-legend 'llm-*'").out.strip() == ""
+    assert box.sh("curl -s -m 5 http://127.0.0.1:8080/healthz", check=False).status != 0
+    for user in ("llm-gateway", "llm-engine", "llm-supervisor", "llm-runtime"):
+        alive = box.sh(f"find /proc -maxdepth 1 -user {user} -name '[0-9]*'", check=False).out.strip()
+        assert alive == "" or "unknown user" in alive or "is not the name" in alive
+    assert box.read("/var/lib/llm-appliance/models/mine/x") == "weights\n"
+    kept = ("/var/lib/llm-appliance/models/mine", "/var/lib/llm-appliance/models/mine/x")
+    allowed = (*kept, "/var/lib/llm-appliance", "/var/lib/llm-appliance/models")
+    assert [path for path in _unowned(box) if path not in allowed] == []
+
+
+def _unowned(box: Box) -> list[str]:
+    """Files that neither the base root nor an installed package accounts for."""
+    prune = " -o ".join(f"-path {path}" for path in OTHERS)
+    here = box.sh(f"find / -xdev \\( {prune} \\) -prune -o -print", timeout=120).out.splitlines()
+    owned = set(box.sh("cat /var/lib/dpkg/info/*.list", timeout=60).out.splitlines())
+    base = roots.base("bookworm")
+    new = [path for path in here if path not in owned and not os.path.lexists(base / path.lstrip("/"))]
+    return [path for path in new if not path.endswith(".pyc") and "__pycache__" not in path]

@@ -1,0 +1,76 @@
+"""Processes are killed and stopped while streams run: a new request succeeds by itself. Holds are kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.machine import CHAT, Appliance
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.vllm
+UNIT = "llm-engine@default.service"
+
+
+@pytest.mark.parametrize("victim", ["API server", "EngineCore", "Worker"])
+def test_a_killed_engine_process(appliance: Appliance, victim: str) -> None:
+    """The stream ends with an error (no half answer that looks whole), then a new request is answered."""
+    before = appliance.wait_serving("default")
+    with appliance.streaming() as stream:
+        pid = _pid(appliance, victim)
+        appliance.box.sh(f"kill -KILL {pid}")
+        end = stream.end(60)
+        assert end["error"] is not None, end
+    answer = appliance.wait_answer()
+    assert "Paris" in answer["text"]
+    after = appliance.wait_serving("default")
+    assert after["start"] != before["start"]
+    assert pid not in appliance.processes(UNIT).values()
+    assert "LLM_CAUSE=" in appliance.journal("-o export -t llm-supervisor -t llm-engine -n 400") or (
+        "LLM_CAUSE=" in appliance.journal("-o export -u llm-supervisor -u 'llm-engine@*' -n 400")
+    )
+
+
+def _pid(appliance: Appliance, victim: str) -> int:
+    """The pid, in the box, of one of vLLM's processes; the API server is the launcher's child."""
+    found = appliance.processes(UNIT)
+    if victim == "API server":
+        return int(appliance.engine()["pid"])
+    prefix = {"EngineCore": "VLLM::EngineCor", "Worker": "VLLM::Worker"}[victim]
+    return next(pid for name, pid in found.items() if name.startswith(prefix))
+
+
+def test_a_stopped_gateway_is_restarted_by_its_watchdog(appliance: Appliance) -> None:
+    before = appliance.show("llm-gateway.service", "MainPID")["MainPID"]
+    engine = appliance.wait_serving("default")["start"]
+    appliance.box.sh(f"kill -STOP {before}")
+
+    def again() -> bool:
+        now = appliance.show("llm-gateway.service", "MainPID", "ActiveState")
+        return now["ActiveState"] == "active" and now["MainPID"] not in ("0", before)
+
+    wait_until(again, 90, "the watchdog has restarted the gateway", pause=1)
+    assert "Paris" in appliance.wait_answer(30)["text"]
+    assert appliance.engine()["start"] == engine
+
+
+def test_restart(appliance: Appliance) -> None:
+    before = appliance.wait_serving("default")["start"]
+    appliance.cli("restart default", timeout=240)
+    wait_until(lambda: appliance.engine().get("start") != before, 90, "another start")
+    appliance.wait_serving("default")
+    assert "Paris" in appliance.wait_answer(60)["text"]
+
+
+def test_a_held_engine_stays_down_and_says_so(appliance: Appliance) -> None:
+    """Held: the unit is stopped, the gateway says `engine_held`, systemd's net does not undo it; resumed: it serves."""
+    appliance.cli("hold default", timeout=120)
+    wait_until(lambda: appliance.show(UNIT, "ActiveState")["ActiveState"] == "inactive", 60, "the unit is stopped")
+    body = f'\'{{"model": "{CHAT}", "messages": [{{"role": "user", "content": "hi"}}]}}\''
+    status, out = appliance.curl("/v1/chat/completions", "-H 'Content-Type: application/json' -d", body)
+    assert (status, "engine_held" in out) == (503, True), out
+    assert appliance.cli("status", check=False).status == 1
+    appliance.box.sh(f"systemctl start {UNIT}", check=False)
+    assert appliance.show(UNIT, "ActiveState")["ActiveState"] == "inactive"
+    appliance.cli("resume default", timeout=240)
+    appliance.wait_serving("default")
+    assert "Paris" in appliance.wait_answer(60)["text"]
