@@ -1,0 +1,97 @@
+"""Model files on this machine: where each configured model lies, and whether an engine can be started with it.
+
+A model that was fetched has `.complete` in its directory, written last. A directory that the operator names is used
+where it is and never copied; it only has to be readable for the user that engines run as.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+
+from appliance import names
+from appliance.config.model import Config
+
+READY = "ready"
+MISSING = "not fetched yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One configured model: its name in the file, where its files lie, and the engines that use it."""
+
+    model: str
+    path: str
+    engines: tuple[str, ...]
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether the operator keeps the files himself."""
+        return self.model.startswith("/")
+
+
+def configured(config: Config, root: str | None = None) -> tuple[Model, ...]:
+    """The models that engines of this machine need, each once, in start order; `root` replaces `[models] directory`."""
+    users: dict[str, list[str]] = {}
+    for engine in sorted((e for e in config.engines if not e.remote), key=lambda e: e.priority):
+        users.setdefault(engine.model, []).append(engine.name)
+    directory = config.models.directory if root is None else root
+    return tuple(
+        Model(model, names.model_directory(model, directory, config.models.source), tuple(engines))
+        for model, engines in users.items()
+    )
+
+
+def standing(model: Model) -> str:
+    """READY, or why an engine cannot be started with this model. Never raises."""
+    if model.is_directory:
+        return directory_standing(model.path)
+    return READY if os.path.exists(f"{model.path}/{names.RUNTIME_COMPLETE}") else MISSING
+
+
+def directory_standing(path: str, user: str = names.ENGINE_USER) -> str:
+    """READY, or what is wrong with a directory of the operator's."""
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            return f"{path} is not a directory"
+        entries = [entry.path for entry in os.scandir(path) if entry.is_file()]
+    except FileNotFoundError:
+        return f"{path} does not exist"
+    except OSError as error:
+        return f"{path} cannot be looked into: {(error.strerror or '').lower()}; chmod -R a+rX {path}"
+    if not any(os.path.basename(entry) in ("config.json", "params.json") for entry in entries):
+        return f"{path} has no config.json: not the directory of a model"
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return READY  # not an installed appliance; the engine runs as whoever starts it
+    groups = {account.pw_gid} | {group.gr_gid for group in grp.getgrall() if user in group.gr_mem}
+    barred = _barred(path, entries, account.pw_uid, groups)
+    return READY if barred is None else f"{barred} cannot be read by the user {user}; chmod -R a+rX {path}"
+
+
+def _barred(path: str, entries: list[str], uid: int, groups: set[int]) -> str | None:
+    """The first of the path's parents and its files that a user may not enter or read."""
+    parts = os.path.realpath(path).split("/")
+    for count in range(1, len(parts) + 1):
+        parent = "/".join(parts[:count]) or "/"
+        if not allowed(os.stat(parent), uid, groups, stat.S_IXOTH):
+            return parent
+    for entry in entries:
+        if not allowed(os.stat(entry), uid, groups, stat.S_IROTH):
+            return entry
+    return None
+
+
+def allowed(status: os.stat_result, uid: int, groups: set[int], bit: int) -> bool:
+    """Whether mode bits give a user `bit` (of the "others" triple). Access lists are not looked at."""
+    if uid == 0:
+        return True
+    if status.st_uid == uid:
+        return bool(status.st_mode & bit << 6)
+    if status.st_gid in groups:
+        return bool(status.st_mode & bit << 3)
+    return bool(status.st_mode & bit)

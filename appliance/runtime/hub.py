@@ -1,0 +1,133 @@
+"""Models from a hub: the runtime's own client fetches them in a child, this side shows progress and explains failures.
+
+models/huggingface/ORG/NAME/            filled in place, so that a cut download goes on
+models/huggingface/ORG/NAME/.complete   written last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from appliance import clock, names
+from appliance.config.model import Config
+from appliance.errors import Failed
+from appliance.host import files
+from appliance.host.modelstore import Model
+
+from . import child, space
+from .faults import Impossible
+from .progress import Progress
+
+FETCH_DEADLINE_S = 7 * 86400.0  # a 400 GB model over a slow line; the client ends by itself when nothing comes
+PROGRAM = Path(__file__).resolve().parent / "inside" / "fetch_hub.py"
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+
+
+def fetch(model: Model, config: Config, python: str, env: Mapping[str, str], progress: Progress) -> None:
+    """Fetch one model into its directory. Raises Failed, Impossible; may block for hours."""
+    if not IDENTIFIER.fullmatch(model.model) or ".." in model.model:
+        raise Impossible(
+            f"{model.model!r} is neither a hub's name (ORG/NAME) nor a directory nor a builtin: model",
+            hint="llm-appliance check",
+        )
+    target = Path(model.path)
+    target.mkdir(parents=True, exist_ok=True)
+    answer: dict[str, object] = {}
+    words = [python, "-I", str(PROGRAM), config.models.source, model.model, str(target)]
+    progress.phase("models", f"fetching {model.model}", lambda: (_bytes(target), _number(answer.get("total"))))
+    ended = child.run(
+        words,
+        env=dict(env) | environment(config),
+        cwd=str(target),
+        deadline_s=FETCH_DEADLINE_S,
+        on_line=lambda line: _hear(line, answer, target, progress),
+    )
+    if ended.status != 0 or not answer.get("done"):
+        raise failure(model.model, config, str(answer.get("error", "other")), str(answer.get("message", "")))
+    shutil.rmtree(target / ".cache", ignore_errors=True)
+    record: dict[str, object] = {"model": model.model, "source": config.models.source, "at": clock.wall()}
+    record |= {"revision": str(answer.get("revision", "")), "size": _bytes(target)}
+    files.replace_json(target / names.RUNTIME_COMPLETE, record)
+
+
+def environment(config: Config) -> dict[str, str]:
+    """The variables of the hubs' clients. Raises Impossible when the token cannot be read."""
+    made = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "30"}
+    if config.models.endpoint:
+        made |= {"HF_ENDPOINT": config.models.endpoint, "MODELSCOPE_DOMAIN": config.models.endpoint}
+    if config.models.token_file:
+        try:
+            token = Path(config.models.token_file).read_text().strip()
+        except OSError as error:
+            raise Impossible(
+                f"[models] token_file {config.models.token_file} cannot be read: {(error.strerror or '').lower()}",
+                hint=f"chgrp {names.RUNTIME_USER} it and chmod 0640 it",
+            ) from error
+        made |= {"HF_TOKEN": token, "MODELSCOPE_API_TOKEN": token}
+    return made
+
+
+def _hear(line: str, answer: dict[str, object], target: Path, progress: Progress) -> None:
+    """Take one line of the child; what is no JSON object is talk of its libraries."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return
+    if not isinstance(said, dict):
+        return
+    answer.update(said)
+    total = _number(said.get("total"))
+    if total is not None:
+        try:
+            space.require(str(target), max(total - _bytes(target), 0), "the model")
+        except Failed as error:  # the fetch goes on as far as it can; the number is in the journal
+            progress.warn(f"{error.message} ({error.hint})")
+
+
+def _bytes(directory: Path) -> int:
+    total = 0
+    for parent, _, entries in os.walk(directory):
+        for entry in entries:
+            try:
+                total += os.lstat(os.path.join(parent, entry)).st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def failure(model: str, config: Config, kind: str, message: str) -> Failed:
+    """What the child met, in words for the operator. Whether another try may help decides the class."""
+    where = config.models.endpoint or {"huggingface": "the Hugging Face hub", "modelscope": "ModelScope"}.get(
+        config.models.source, config.models.source
+    )
+    if kind == "unreachable":
+        return Failed(
+            f"{model} cannot be fetched: {where} cannot be reached ({message})",
+            hint="check the network, [network] https_proxy and [models] endpoint, or copy the model's directory here "
+            'and name it: model = "/path"',
+        )
+    if kind == "full":
+        return Failed(f"{model} cannot be fetched: the disk is full", hint="llm-appliance models list; df -h")
+    if kind == "denied":
+        return Impossible(
+            f"{where} does not give {model} to us ({message})",
+            hint="accept the model's licence there and put an access token into [models] token_file",
+        )
+    if kind == "missing":
+        return Impossible(
+            f"{where} has no model {model}", hint="check the spelling of model; a private one needs a token"
+        )
+    if kind == "client":
+        return Impossible(
+            f"this runtime has no client for {config.models.source}", hint='set [models] source = "huggingface"'
+        )
+    return Failed(f"{model} cannot be fetched: {message or 'the client ended without a word'}")
