@@ -76,11 +76,12 @@ def failure_of(end: Exit, verdict: Verdict | None = None) -> Failure | None:
 def _cause(end: Exit, verdict: Verdict | None) -> tuple[str, str]:
     """The word, and the facts that it rests on."""
     named = verdict.cause if verdict is not None and verdict.cause in CAUSES else ""
+    named = "" if named and CAUSES[named].remedy is Remedy.NONE else named
     serving = verdict is not None and verdict.phase == "serving"
     facts = _facts(end)
     if end.result == "oom-kill":
         return (named if named.startswith("host-oom") else "host-oom-cgroup"), facts
-    if named and named not in ENVELOPES and CAUSES[named].remedy is not Remedy.NONE:
+    if named and named not in ENVELOPES:
         return named, facts
     if end.result == "timeout":
         return (named or "engine-died") if serving else "start-timeout", facts

@@ -234,7 +234,7 @@ def _up(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[Vi
     if not record.wanted:
         changed = seen.digest is not UNKNOWN and seen.digest != desired.digest
         return View("serving", next="llm-appliance apply restarts it with the changed configuration" * changed), None
-    obstacle = s.readiness.wants(desired) or _sibling_down(s, desired) or _turn(desired, starting)
+    obstacle = s.readiness.wants(desired) or _sibling_down(s, desired, starting) or _turn(desired, starting)
     if obstacle:
         return View("serving", next=f"restart ({record.wanted}) after: {obstacle}"), None
     return View("restarting", record.wanted), Action(Verb.RESTART, desired.instance, record.wanted)
@@ -305,8 +305,11 @@ def _share(one: frozenset[str], other: frozenset[str]) -> bool:
     return bool(one & other)
 
 
-def _sibling_down(s: Situation, desired: Desired) -> str:
+def _sibling_down(s: Situation, desired: Desired, starting: Sequence[Desired]) -> str:
     """A replica of the same model that does not serve though it should; empty when there is none."""
+    for other in starting:
+        if other.engine == desired.engine and other.instance != desired.instance:
+            return f"replica {other.instance} is starting"
     for other in s.desired:
         if other.engine == desired.engine and other.instance not in (desired.instance, *s.holds):
             seen = s.of(other.instance)

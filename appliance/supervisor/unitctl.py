@@ -27,7 +27,7 @@ REQUEST_LIMIT = 4096  # bytes; the longest honest request has about 150
 READ_DEADLINE_S = 5.0
 JOB_DEADLINE_S = 15.0
 
-_ENGINE = "llm-engine@"  # stands for every instance
+_ENGINE = "llm-engine@INSTANCE"  # stands for every instance; no unit's name, and never looked up by what was sent
 ALLOWED: dict[str, frozenset[str]] = {
     _ENGINE: frozenset({"start", "stop", "restart", "kill", "reset-failed"}),
     names.GATEWAY_UNIT: frozenset({"restart", "kill"}),
@@ -86,7 +86,7 @@ def _allowed(verb: str, unit: str, signal: str) -> Request:
         return Request(verb)
     instance = names.instance_of(unit)
     kind = _ENGINE if instance is not None else unit
-    if kind not in ALLOWED:
+    if kind not in ALLOWED or unit == _ENGINE:
         raise Refused(f"{unit[:80]!r} is not a unit of the appliance that this helper may touch")
     if verb not in ALLOWED[kind]:
         raise Refused(f"{verb[:40]!r} is not allowed for {unit}: only {', '.join(sorted(ALLOWED[kind]))}")

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.config.model import Restart
+from appliance.policy.failure import EXITED, Exit, Verdict
+from appliance.policy.reconcile import (
+    ANY_GPU,
+    RUNNING,
+    Action,
+    Desired,
+    Plan,
+    Readiness,
+    Seen,
+    Situation,
+    UnitState,
+    Verb,
+    plan,
+    remembered,
+)
+from appliance.policy.restart import Death, Record
+
+LIMITS = Restart(budget=2, backoff=5.0, backoff_max=300.0)
+NOW = 10_000.0
+DIED = Exit("exit-code", EXITED, 71)
+
+
+def engine(name: str, gpus: str = "", *, of: str = "", digest: str = "new") -> Desired:
+    return Desired(name, of or name, f"model-{of or name}", digest, frozenset(gpus.split()))
+
+
+def up(run: str = "r1", digest: str = "new") -> Seen:
+    return Seen(UnitState.UP, run, digest=digest, phase="serving")
+
+
+def situation(desired: list[Desired], seen: dict[str, Seen], **more: object) -> Situation:
+    values: dict[str, object] = {
+        "holds": {},
+        "records": {},
+        "readiness": Readiness(),
+        "limits": LIMITS,
+        "now": NOW,
+        **more,
+    }
+    return Situation(desired=desired, seen=seen, **values)  # type: ignore[arg-type]
+
+
+def steps(made: Plan) -> list[tuple[str, str]]:
+    return [(action.verb.value, action.instance) for action in made.actions]
+
+
+DUE = Record(wanted="engine-died: it died", over="r1", cause="engine-died", reason="it died", not_before=NOW - 1)
+LATER = replace(DUE, not_before=NOW + 10)
+MUCH_LATER = replace(DUE, not_before=NOW + 100)
+
+
+@pytest.mark.parametrize(
+    ("seen", "record", "state", "action"),
+    [
+        (up(), Record(), "serving", None),
+        (Seen(UnitState.STARTING, "r1", phase="loading"), Record(), "starting", None),
+        (Seen(UnitState.QUEUED, "r1"), Record(), "waiting", None),
+        (Seen(UnitState.DOWN), Record(), "starting", "start"),  # it has not run yet
+        (Seen(UnitState.DOWN, "r1", skipped=True), Record(), "starting", "start"),
+        (Seen(UnitState.DOWN, "r1"), Record(), "stopped", None),  # by hand
+        (Seen(UnitState.DOWN, "r1"), DUE, "restarting", "start"),
+        (Seen(UnitState.DOWN, "r1"), LATER, "restarting", None),
+        (Seen(UnitState.NET, "r1"), DUE, "restarting", "restart"),
+        (Seen(UnitState.NET, "r1"), LATER, "restarting", None),
+        (Seen(UnitState.NET, "r1"), MUCH_LATER, "restarting", "stop"),  # the net would come first
+        (Seen(UnitState.NET, "r1", age_s=20.0), LATER, "restarting", "stop"),
+        (Seen(UnitState.FAILED, "r1"), DUE, "restarting", "start"),
+        (Seen(UnitState.FAILED, "r1"), MUCH_LATER, "restarting", None),
+        (Seen(UnitState.FAILED, "r1"), Record(), "starting", "start"),  # its hold file was removed by hand
+        (Seen(UnitState.STOPPING, "r1"), DUE, "restarting", None),
+        (Seen(UnitState.STOPPING, "r1"), Record(), "stopped", None),
+        (Seen(UnitState.FAILED, "r1"), Record(hold="bad flag", cause="config-error"), "held", "hold"),
+        (up(), Record(hold="bad flag", cause="config-error"), "serving", None),  # somebody started it meanwhile
+        (up(), Record(wanted="operator", over="r1"), "restarting", "restart"),
+        (Seen(UnitState.STARTING, "r1"), Record(wanted="operator", over="r1"), "starting", "restart"),
+        (Seen(UnitState.STARTING, "r2"), Record(wanted="operator", over="r1"), "starting", None),  # that is the new run
+        (up(digest="old"), Record(), "serving", None),  # only `apply` restarts a changed engine
+    ],
+)
+def test_one_engine(seen: Seen, record: Record, state: str, action: str | None) -> None:
+    made = plan(situation([engine("chat")], {"chat": seen}, records={"chat": record}))
+    assert made.views["chat"].state == state
+    assert [verb for verb, _ in steps(made)] == ([action] if action else [])
+
+
+def test_a_changed_engine_says_so() -> None:
+    made = plan(situation([engine("chat")], {"chat": up(digest="old")}))
+    assert "apply" in made.views["chat"].next
+
+
+@pytest.mark.parametrize("unit", list(UnitState))
+def test_a_held_engine_is_stopped_and_never_started(unit: UnitState) -> None:
+    holds = {"chat": ("config-error", "bad flag")}
+    made = plan(situation([engine("chat")], {"chat": Seen(unit, "r1")}, holds=holds, records={"chat": DUE}))
+    assert steps(made) == ([("stop", "chat")] if unit in RUNNING else [])
+    if unit is not UnitState.UNKNOWN:
+        assert (made.views["chat"].state, made.views["chat"].reason) == ("held", "bad flag")
+
+
+def test_what_systemd_does_not_tell_is_not_touched() -> None:
+    made = plan(situation([engine("chat"), engine("embed")], {"embed": Seen()}, records={"chat": DUE}))
+    assert (made.views, made.actions) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "started"),
+    [
+        ("0", "1", ["a", "b"]),
+        ("0", "0", ["a"]),
+        ("0 1", "1 2", ["a"]),
+        (ANY_GPU, "1", ["a"]),
+        ("0", ANY_GPU, ["a"]),
+        ("", "", ["a"]),  # both on the CPU
+        ("", "0", ["a", "b"]),
+    ],
+)
+def test_one_start_at_a_time_among_those_that_share(first: str, second: str, started: list[str]) -> None:
+    made = plan(
+        situation([engine("a", first), engine("b", second)], {"a": Seen(UnitState.DOWN), "b": Seen(UnitState.DOWN)})
+    )
+    assert [instance for verb, instance in steps(made)] == started
+    if len(started) == 1:
+        assert made.views["b"].state == "waiting"
+        assert "a is starting" in made.views["b"].reason
+
+
+@pytest.mark.parametrize(
+    ("other", "record", "goes"),
+    [
+        (Seen(UnitState.STARTING, "r1"), Record(), False),
+        (Seen(UnitState.QUEUED, "r1"), Record(), False),
+        (Seen(UnitState.STOPPING, "r1"), DUE, False),  # its GPU memory is not free yet
+        (Seen(UnitState.NET, "r1"), LATER, True),  # an engine in its pause keeps nobody waiting
+        (Seen(UnitState.STOPPING, "r1"), Record(), True),
+        (up(), Record(), True),
+    ],
+)
+def test_whose_turn(other: Seen, record: Record, goes: bool) -> None:
+    seen = {"a": other, "b": Seen(UnitState.DOWN)}
+    made = plan(situation([engine("a"), engine("b")], seen, records={"a": record}))
+    assert (("start", "b") in steps(made)) is goes
+
+
+def test_replicas_are_restarted_one_after_the_other() -> None:
+    wish = Record(wanted="its configuration changed", over="r1")
+    fleet = [engine("chat", "0", of="chat"), engine("chat-2", "1", of="chat")]
+    records = {"chat": wish, "chat-2": wish}
+    both = {"chat": up(), "chat-2": up()}
+    assert steps(plan(situation(fleet, both, records=records))) == [("restart", "chat")]
+    for first in (Seen(UnitState.STOPPING, "r1"), Seen(UnitState.STARTING, "r2"), Seen(UnitState.DOWN, "r1")):
+        made = plan(situation(fleet, both | {"chat": first}, records=records))
+        assert ("restart", "chat-2") not in steps(made)
+        assert made.views["chat-2"].state == "serving"
+    made = plan(situation(fleet, both | {"chat": up("r2")}, records={"chat-2": wish}))
+    assert steps(made) == [("restart", "chat-2")]
+
+
+def test_a_request_is_not_repeated_at_once() -> None:
+    seen = {"chat": Seen(UnitState.DOWN)}
+    assert steps(plan(situation([engine("chat")], seen, recent={"chat": 1.0}))) == []
+    assert steps(plan(situation([engine("chat")], seen, recent={"chat": 60.0}))) == [("start", "chat")]
+
+
+@pytest.mark.parametrize(
+    ("readiness", "actions"),
+    [
+        (Readiness(runtime="the vLLM runtime: downloading (40 %)"), []),
+        (Readiness(runtime="the vLLM runtime: not built yet", runtime_idle=True), [("runtime", "")]),
+        (Readiness(models={"model-chat": "model model-chat: not here yet"}, runtime_idle=True), [("runtime", "")]),
+        (Readiness(models={"model-other": "model model-other: not here yet"}, runtime_idle=True), [("start", "chat")]),
+    ],
+)
+def test_engines_wait_for_runtime_and_model(readiness: Readiness, actions: list[tuple[str, str]]) -> None:
+    seen = {"chat": Seen(UnitState.DOWN, skipped=True)}
+    made = plan(situation([engine("chat")], seen, readiness=readiness))
+    assert steps(made) == actions
+    if ("start", "chat") not in actions:
+        assert made.views["chat"].state == "waiting"
+        assert made.views["chat"].reason in (readiness.runtime, readiness.models.get("model-chat"))
+
+
+def test_the_runtime_is_asked_for_with_pauses_and_not_for_held_engines() -> None:
+    missing, seen = Readiness(runtime="not built yet", runtime_idle=True), {"chat": Seen(UnitState.DOWN)}
+    assert steps(plan(situation([engine("chat")], seen, readiness=missing, recent={"": 0.0}))) == []
+    held = situation([engine("chat")], seen, readiness=missing, holds={"chat": ("", "held")})
+    assert steps(plan(held)) == []
+
+
+def test_a_serving_engine_does_not_need_the_runtime_to_be_complete() -> None:
+    made = plan(situation([engine("chat")], {"chat": up()}, readiness=Readiness(runtime="not built yet")))
+    assert (made.views["chat"].state, made.actions) == ("serving", ())
+
+
+def test_leftovers_stop_only_by_order() -> None:
+    seen = {"chat": up(), "old": up()}
+    made = plan(situation([engine("chat")], seen))
+    assert made.actions == ()
+    assert "does not name it" in made.views["old"].reason
+    made = plan(situation([engine("chat")], seen, records={"old": Record(drop="gone from the file")}))
+    assert made.actions == (Action(Verb.STOP, "old", "gone from the file"),)
+    down = {"chat": up(), "old": Seen(UnitState.DOWN, "r1")}
+    assert "old" not in plan(situation([engine("chat")], down)).views
+
+
+def look(seen: Seen, record: Record = Record(), now: float = NOW) -> tuple[Record, str]:  # noqa: B008 (frozen)
+    return remembered(seen, record, LIMITS, now=now, jitter=0.0)
+
+
+@pytest.mark.parametrize("unit", [UnitState.FAILED, UnitState.NET])
+def test_a_death_is_entered_once(unit: UnitState) -> None:
+    seen = Seen(unit, "r1", age_s=3.0, end=DIED)
+    record, cause = look(seen)
+    assert cause == "engine-died"
+    assert record.deaths == (Death(NOW - 3.0, "r1", "engine-died"),)
+    assert record.not_before == NOW + 5.0
+    assert look(seen, record, NOW + 2) == (record, "")
+
+
+def test_a_run_that_begins_fulfils_the_wish() -> None:
+    record, _ = look(Seen(UnitState.NET, "r1", end=DIED))
+    assert look(Seen(UnitState.STARTING, "r1"), record)[0].wanted
+    assert look(Seen(UnitState.STARTING, "r2"), record)[0].wanted == ""
+    assert look(Seen(UnitState.UP, "r2"), record)[0].deaths == record.deaths
+
+
+def test_a_death_that_the_net_mended_counts() -> None:
+    verdict = Verdict("worker-died", "gone", "serving")
+    seen = replace(up("r2"), verdict=verdict, verdict_start="s1", verdict_at=NOW - 40)
+    record, cause = look(seen)
+    assert (cause, len(record.deaths), record.wanted) == ("worker-died", 1, "")
+    assert look(seen, record) == (record, "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": Verdict("engine-died", requested=True)},
+        {"verdict_at": NOW - 2 * LIMITS.window},
+        {"verdict_start": ""},
+        {"verdict_start": "r2"},
+        {"verdict": None},
+    ],
+    ids=["it was asked for", "too long ago", "no run named", "the present run", "no verdict"],
+)
+def test_other_verdicts_do_not_count(change: dict[str, object]) -> None:
+    seen = replace(up("r2"), verdict=Verdict("worker-died"), verdict_start="s1", verdict_at=NOW - 40)
+    assert look(replace(seen, **change)) == (Record(), "")  # type: ignore[arg-type]
+
+
+def test_the_same_death_by_both_names_is_one() -> None:
+    verdict = Verdict("worker-died", phase="serving")
+    record, _ = look(Seen(UnitState.NET, "r1", end=DIED, verdict=verdict, verdict_start="s1", verdict_at=NOW))
+    again = replace(up("r2"), verdict=verdict, verdict_start="s1", verdict_at=NOW)
+    assert len(look(again, record)[0].deaths) == 1
+
+
+class World:
+    """systemd in miniature: carries out actions at once, kills engines by script, forgets nothing."""
+
+    def __init__(self, desired: list[Desired]) -> None:
+        self.desired = desired
+        self.units = {d.instance: Seen(UnitState.DOWN) for d in desired}
+        self.records: dict[str, Record] = {}
+        self.holds: dict[str, tuple[str, str]] = {}
+        self.now = NOW
+        self.runs = 0
+        self.starts: list[str] = []
+
+    def cycle(self, killed_after: int | None = None) -> None:
+        """One cycle; with `killed_after` the supervisor dies after so many actions and forgets all but the disk."""
+        for instance, seen in self.units.items():
+            record, _ = remembered(seen, self.records.get(instance, Record()), LIMITS, now=self.now, jitter=0.0)
+            self.records[instance] = record
+        made = plan(situation(self.desired, self.units, holds=self.holds, records=self.records, now=self.now))
+        self.check(made)
+        for action in made.actions[:killed_after]:
+            self.do(action)
+
+    def do(self, action: Action) -> None:
+        seen = self.units[action.instance]
+        if action.verb is Verb.HOLD:
+            self.holds[action.instance] = (action.cause, action.reason)
+        elif action.verb is Verb.STOP:
+            self.units[action.instance] = replace(seen, unit=UnitState.DOWN)
+        else:
+            assert action.instance not in self.holds, "a held engine was started"
+            self.runs += 1
+            self.starts.append(action.instance)
+            self.units[action.instance] = Seen(UnitState.STARTING, f"run{self.runs}")
+
+    def check(self, made: Plan) -> None:
+        starting = [d for d in self.desired if self.units[d.instance].unit is UnitState.STARTING]
+        begun = [a for a in made.actions if a.verb in (Verb.START, Verb.RESTART)]
+        assert len(starting) + len(begun) <= max(1, len(starting)), "two starts on one GPU"
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for instance, seen in self.units.items():
+            aged = replace(seen, age_s=seen.age_s + seconds)
+            if aged.unit is UnitState.NET and aged.age_s >= 30.0:  # systemd's net
+                self.runs += 1
+                aged = Seen(UnitState.STARTING, f"run{self.runs}")
+            self.units[instance] = aged
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["die", "serve", "config", "nothing"]), st.integers(0, 1), st.integers(0, 2)),
+        max_size=40,
+    )
+)
+def test_interrupted_sequences(script: list[tuple[str, int, int]]) -> None:
+    """Whatever dies, and whenever the supervisor is killed: laws hold, and in the end each engine serves or is held."""
+    world = World([engine("a", "0"), engine("b", "0")])
+    for what, which, killed_after in script:
+        instance = world.desired[which].instance
+        seen = world.units[instance]
+        if what == "serve" and seen.unit is UnitState.STARTING:
+            world.units[instance] = replace(seen, unit=UnitState.UP)
+        if what in ("die", "config") and seen.unit in (UnitState.STARTING, UnitState.UP):
+            status, unit = (78, UnitState.FAILED) if what == "config" else (71, UnitState.NET)
+            world.units[instance] = Seen(unit, seen.run, end=Exit("exit-code", EXITED, status))
+        world.cycle(killed_after if killed_after < 2 else None)
+        world.pass_time(2.0)
+    for _ in range(200):
+        world.cycle()
+        world.pass_time(5.0)
+        for instance, seen in world.units.items():
+            if seen.unit is UnitState.STARTING:
+                world.units[instance] = replace(seen, unit=UnitState.UP)
+    for instance, seen in world.units.items():
+        assert (seen.unit is UnitState.UP) != (instance in world.holds)
