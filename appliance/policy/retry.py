@@ -1,7 +1,7 @@
 """Whether a call that an engine dropped is sent again.
 
-Only before the first byte of an answer and only while nothing of one was delivered: the engine may have begun to work,
-but nobody has seen it. A pooled connection that the engine had closed meanwhile says nothing of the engine, so it costs
+Only before the first byte of a body and only while nothing of one was delivered: the engine may have begun to work
+(it sends a stream's head at once), but nobody has seen it. A pooled connection that the engine had closed meanwhile says nothing of the engine, so it costs
 no retry. Everything else is sent again once; a second loss is an engine in trouble, and more copies would not help it.
 """
 
@@ -27,7 +27,7 @@ class Loss:
 
     connected: bool  # False: the connect itself failed
     reused: bool  # the connection had carried an earlier call
-    answered: bool  # at least one byte came back
+    answered: bool  # at least one byte of a body came back
     delivered: bool  # at least one byte of the answer went to the client
     resent: int  # how often this call was sent again before
 

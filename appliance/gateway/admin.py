@@ -1,0 +1,109 @@
+"""The admin listener and the control socket: metrics, status, console, health, and the ledger for the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+
+from aiohttp import web
+
+from appliance import __version__, clock
+from appliance.errors import ApiError
+from appliance.wire import apierror
+from appliance.wire.openai import Shape
+from appliance.wire.promtext import merge_labelled
+from appliance.wire.vllmmetrics import PREFIX
+
+from .app_state import State
+from .console import PAGE
+from .engines import Replica
+from .fetch import get
+from .handler import Handler
+from .status import ledger, status
+from .upstream import ConnectFailed
+
+METRICS_DEADLINE = 2.0  # Prometheus' own is 10 s; a sick engine must not cost the others their figures
+PAGE_FIELDS = {"Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'",
+               "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}  # fmt: skip
+Rows = Iterable[tuple[Mapping[str, str], float]]
+
+
+class Admin:
+    """Answers on the admin listener; with `control` also `GET /ledger`."""
+
+    def __init__(self, state: State, handler: Handler, *, control: bool) -> None:
+        self._state, self._handler, self._control = state, handler, control
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; aiohttp calls it."""
+        path = request.rel_url.raw_path
+        if request.method not in ("GET", "HEAD"):
+            return _error(ApiError("method_not_allowed", "this listener only tells"))
+        if path == "/metrics":
+            return web.Response(text=await self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        if path == "/status":
+            return _json(status(self._state))
+        if path == "/":
+            return web.Response(text=PAGE, content_type="text/html", headers=PAGE_FIELDS)
+        if path == "/healthz":
+            return _json({"status": "ok"})
+        if path == "/readyz":
+            return self._ready()
+        if path == "/ledger" and self._control:
+            return _json(ledger(self._state, clock.monotonic()))
+        return _error(ApiError("not_found", f"there is no route {path[:200]}"))
+
+    def _ready(self) -> web.Response:
+        serving = self._state.engines.serving_count(clock.monotonic())
+        return _json({"status": "ready" if serving else "not ready", "serving": serving}, 200 if serving else 503)
+
+    async def _metrics(self) -> str:
+        """Our own families, then the engines' with their label; an engine that does not answer is left out."""
+        replicas = list(self._state.engines.replicas())
+        texts = await asyncio.gather(*(self._engine_metrics(replica) for replica in replicas))
+        engines = {replica.name: text for replica, text in zip(replicas, texts, strict=True) if text}
+        return self._state.metrics.exposition(self._live()) + merge_labelled(engines, "engine", PREFIX)
+
+    async def _engine_metrics(self, replica: Replica) -> str:
+        if not self._state.engines.serving(replica, clock.monotonic()):
+            return ""
+        try:
+            code, body = await get(replica, "/metrics", METRICS_DEADLINE)
+        except ConnectFailed:
+            return ""
+        return body.decode("utf-8", "replace") if code == 200 else ""
+
+    def _live(self) -> list[tuple[str, str, str, Rows]]:
+        state, now = self._state, clock.monotonic()
+        groups = list(state.engines.groups.values())
+        pairs = [(group, replica) for group in groups for replica in group.replicas.values()]
+        return [
+            ("build_info", "gauge", "The running version.", [({"version": __version__}, 1.0)]),
+            ("config_valid", "gauge", "1 when the file on disk is valid.", [({}, float(not state.effective.errors))]),
+            ("engine_serving", "gauge", "1 while a replica gets calls.",
+             [({"engine": r.name}, float(state.engines.serving(r, now))) for _, r in pairs]),
+            ("in_flight", "gauge", "Calls admitted and not released.",
+             [({"engine": r.name}, float(g.admission.in_flight(r.name))) for g, r in pairs]),
+            ("concurrency_limit", "gauge", "Calls that may be in flight.",
+             [({"replica": r.name}, float(g.admission.limit(r.name))) for g, r in pairs]),
+            ("queued", "gauge", "Calls that wait for admission.",
+             [({"engine": g.engine.name}, float(g.admission.waiting)) for g in groups]),
+            ("client_connections", "gauge", "Open client connections.", [({}, float(len(state.server.connections)))]),
+            ("event_loop_lag_seconds", "gauge", "How late the last turn of the loop was.", [({}, state.loop_lag)]),
+            ("ledger_dropped_total", "counter", "Usage records lost to a writer that could not keep up.",
+             [({}, float(state.ledger.dropped))]),
+            ("draining", "gauge", "1 while the gateway finishes its calls to stop.", [({}, float(state.draining))]),
+        ]  # fmt: skip
+
+
+def _json(value: object, code: int = 200) -> web.Response:
+    return web.Response(
+        status=code, body=json.dumps(value, ensure_ascii=False).encode() + b"\n", content_type="application/json"
+    )
+
+
+def _error(error: ApiError) -> web.Response:
+    return web.Response(
+        status=error.status, body=apierror.error_body(error, Shape.OPENAI), content_type="application/json"
+    )

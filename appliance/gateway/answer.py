@@ -1,0 +1,169 @@
+"""The client's side of one call: the response head, the bytes, and how an answer ends or breaks.
+
+Everything is written to the client's transport by us, heads too: aiohttp reads requests, it writes none of these
+responses. A comment or a byte of the answer commits the status; after that an error can only be an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+
+from aiohttp import web
+
+from appliance.errors import ApiError
+from appliance.wire import apierror, headers, sse
+from appliance.wire.openai import Shape
+
+REASONS = {int(status): status.phrase for status in HTTPStatus}
+
+
+class Sent(web.StreamResponse):
+    """Tells aiohttp that the response is on the wire already."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self._keep = keep
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing is left to prepare."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to write."""
+        self._eof_sent = True
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._keep
+
+
+class Answer:
+    """One response. `stream` says that the client asked for events, so comments may fill silence."""
+
+    __slots__ = (
+        "bodyless",
+        "chunked",
+        "committed",
+        "ended",
+        "extra",
+        "keep_alive",
+        "request_id",
+        "shape",
+        "status",
+        "stream",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        *,
+        shape: Shape,
+        request_id: str,
+        http11: bool,
+        keep_alive: bool,
+        extra: list[tuple[str, str]],
+    ) -> None:
+        self.transport = transport
+        self.shape = shape
+        self.request_id = request_id
+        self.chunked = http11  # HTTP/1.0 knows no chunks: there the end of the connection ends the answer
+        self.keep_alive = keep_alive and http11
+        self.extra = extra
+        self.stream = False
+        self.committed = False
+        self.ended = False
+        self.bodyless = False  # a HEAD request
+        self.status = 0
+
+    def begin_stream(self, fields: Iterable[tuple[str, str]]) -> None:
+        """Write a stream's head; `fields` are the engine's and ours that go on."""
+        if self.committed:
+            return
+        fields = [(name, value) for name, value in fields if name != "content-type"]
+        fields.append(("Content-Type", "text/event-stream; charset=utf-8"))
+        fields += [("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no")]
+        self._head(200, fields, None)
+
+    def begin_body(self, status: int, fields: Iterable[tuple[str, str]], length: int | None) -> None:
+        """Write the head of an answer that is no stream; without a length it is chunked."""
+        self._head(status, fields, length)
+        if length is not None:
+            self.chunked = False
+
+    def _head(self, status: int, fields: Iterable[tuple[str, str]], length: int | None) -> None:
+        self.committed, self.status = True, status
+        fields = list(fields)
+        if length is not None:
+            fields.append(("Content-Length", str(length)))
+        elif self.chunked:
+            fields.append(("Transfer-Encoding", "chunked"))
+        else:
+            self.keep_alive = False
+        if not self.keep_alive:
+            fields.append(("Connection", "close"))
+        fields += [("X-Request-Id", self.request_id), ("Date", formatdate(usegmt=True)), *self.extra]
+        self.transport.write(headers.render_head(f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", fields))
+
+    def send(self, payload: bytes) -> None:
+        """Write a piece of the body, framed as the head said."""
+        self.transport.write(sse.chunk(payload) if self.chunked else payload)
+
+    def comment(self, fields: Iterable[tuple[str, str]], text: bytes = sse.COMMENT) -> None:
+        """Fill a silence; the first comment commits the stream."""
+        if not self.committed:
+            self.begin_stream(fields)
+        self.send(text)
+
+    def end(self) -> None:
+        """The answer is whole."""
+        if self.chunked:
+            self.transport.write(b"0\r\n\r\n")
+        self.ended = True
+
+    def break_off(self, event: bytes) -> None:
+        """A committed stream ends with an error event, no `[DONE]`, and the connection with it."""
+        self.keep_alive = False
+        self.send(event)
+        self.end()
+
+    def fail(self, error: ApiError, sequence: int = 0) -> None:
+        """Tell the client of an error in the way that is still open."""
+        if self.ended:
+            return
+        if not self.committed:
+            self.refuse(error)
+        elif self.stream:
+            self.break_off(apierror.error_event(error, self.shape, sequence))
+        else:
+            self.cut()
+
+    def refuse(self, error: ApiError, fields: Iterable[tuple[str, str]] | None = None) -> None:
+        """An error with its own status and body."""
+        own = [("Content-Type", "application/json"), *(fields or [])]
+        if error.retry_after is not None:
+            own.append(("Retry-After", str(max(round(error.retry_after), 1))))
+            if error.retry_after > 120:
+                own.append(("X-Should-Retry", "false"))
+        if error.status == 401:
+            own.append(("WWW-Authenticate", "Bearer"))
+        self.reply(error.status, apierror.error_body(error, self.shape), own)
+
+    def reply(self, status: int, body: bytes, fields: Iterable[tuple[str, str]]) -> None:
+        """A whole answer at once."""
+        self.begin_body(status, fields, len(body))
+        if not self.bodyless:
+            self.transport.write(body)
+        self.ended = True
+
+    def cut(self) -> None:
+        """A body that cannot be finished is cut, so that it cannot look whole."""
+        self.keep_alive = False
+        self.ended = True
+        self.transport.abort()
+
+    def sent(self) -> Sent:
+        """What the request's handler returns."""
+        return Sent(self.keep_alive and self.ended)

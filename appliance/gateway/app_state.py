@@ -1,0 +1,42 @@
+"""What the gateway's parts read of one another; `app` is its only writer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from appliance.config.model import Config
+from appliance.config.source import Effective
+
+from .auth import Gatekeeper
+from .connection import ClientServer
+from .engines import Engines
+from .exchange import Exchange
+from .ledger import Ledger
+from .metrics import Metrics
+
+
+class State(Protocol):
+    """The process as its admin routes see it."""
+
+    config: Config | None
+    config_path: str
+    effective: Effective
+    engines: Engines
+    gatekeeper: Gatekeeper
+    exchanges: set[Exchange]
+    metrics: Metrics
+    ledger: Ledger
+    server: ClientServer
+    draining: bool
+    started: float
+    pid: int
+    audit_directory: str | None
+    tokens_per_second: float
+    loop_lag: float
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where clients connect."""
+
+    def engines_in_flight(self) -> int:
+        """Calls admitted and not released."""

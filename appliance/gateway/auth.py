@@ -1,0 +1,99 @@
+"""Who calls: a key from the request's fields to a principal, by the keys file as it was last good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from appliance import clock
+from appliance.config.model import Auth
+from appliance.errors import ApiError
+from appliance.host import keystore
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a call stands for; `models` empty: all."""
+
+    key_id: str
+    name: str
+    models: tuple[str, ...] = ()
+
+    def may_use(self, model: str) -> bool:
+        """Whether the key's allowlist has the model."""
+        return not self.models or model in self.models
+
+
+ANONYMOUS = Principal("anonymous", "anonymous")
+
+
+class Gatekeeper:
+    """Holds the keys in force. A file that went bad keeps the old ones, and is reported once for each change."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._settings = Auth()
+        self._stamp: tuple[int, int, int] | None = (-1, -1, -1)
+        self.keys = keystore.Keys()
+        self.problem = ""
+
+    def configure(self, settings: Auth) -> None:
+        """Take the settings and read the file they name, changed or not."""
+        self._settings = settings
+        self._stamp = (-1, -1, -1)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the file again when it changed; one stat, on the loop, is cheaper than a watch."""
+        path = self._settings.keys_file
+        try:
+            status = os.stat(path)
+            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except OSError:
+            stamp = None
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self.keys = keystore.read(path)
+            self.problem = ""
+        except keystore.KeysInvalid as error:
+            self.problem = error.message + (f" ({error.hint})" if error.hint else "")
+            self._report(f"the keys stay as they were: {self.problem}")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether anybody could be let in."""
+        now = clock.wall()
+        return any(key.state(now) == "good" for key in self.keys.keys)
+
+    def principal(self, fields: Mapping[str, str]) -> Principal:
+        """The caller. Raises ApiError invalid_api_key."""
+        if not self._settings.required:
+            return ANONYMOUS
+        secret = _secret(fields)
+        if not secret:
+            raise ApiError(
+                "invalid_api_key", self._hint("no API key was sent: use the header Authorization: Bearer KEY")
+            )
+        now = clock.wall()
+        key = self.keys.find(secret, now)
+        if key is None:
+            raise ApiError("invalid_api_key", self._hint("this API key is not known"))
+        state = key.state(now)
+        if state != "good":
+            raise ApiError("invalid_api_key", f"this API key is {state}")
+        return Principal(key.id, key.name, key.models)
+
+    def _hint(self, text: str) -> str:
+        if self.has_keys:
+            return text
+        return f"{text}; no key exists yet, the operator makes one with: sudo llm-appliance keys create NAME"
+
+
+def _secret(fields: Mapping[str, str]) -> str:
+    scheme, _, rest = fields.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and rest:
+        return rest.strip()
+    return fields.get("x-api-key", "").strip()

@@ -1,0 +1,66 @@
+"""Where a client is, and what a browser may do: addresses behind trusted proxies, origins."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from aiohttp import web
+
+from appliance.config.model import Config
+
+
+def forwarded_address(config: Config | None, request: web.BaseRequest) -> str:
+    """The client's address: X-Forwarded-For is believed only as far as trusted proxies wrote it."""
+    address = request.remote or "unix"
+    trusted = config.gateway.trusted_proxies if config else ()
+    if not trusted or not is_trusted(address, trusted):
+        return address
+    hops = [hop.strip() for value in request.headers.getall("X-Forwarded-For", []) for hop in value.split(",")]
+    for hop in reversed(hops):
+        if not _is_address(hop):
+            break
+        address = hop
+        if not is_trusted(hop, trusted):
+            break
+    return address
+
+
+def is_trusted(address: str, trusted: tuple[str, ...]) -> bool:
+    """Whether an address lies in one of the configured networks."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    for entry in trusted:
+        try:
+            if ip in ipaddress.ip_network(entry, strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def cors_fields(config: Config | None, request: web.BaseRequest) -> list[tuple[str, str]]:
+    """Response fields for a browser of a configured origin; none for everybody else."""
+    origins = config.gateway.cors_origins if config else ()
+    origin = request.headers.get("Origin", "") if origins else ""
+    if not origin or (origin not in origins and "*" not in origins):
+        return []
+    fields = [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
+    if request.method == "OPTIONS":
+        fields += [
+            ("Access-Control-Allow-Methods", "GET, POST"),
+            ("Access-Control-Allow-Headers", "authorization, content-type, x-api-key, x-request-id, anthropic-version"),
+            ("Access-Control-Max-Age", "600"),
+        ]
+    else:
+        fields.append(("Access-Control-Expose-Headers", "x-request-id, x-engine, x-queue-time-ms, retry-after"))
+    return fields

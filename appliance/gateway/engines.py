@@ -1,0 +1,282 @@
+"""The engines as the gateway sees them: who serves what, whether it serves now, and who waits for it.
+
+One `Group` for each `[[engine]]`: its replicas with their connection pools, its admission and its waiting calls. The
+state files of launcher, supervisor and runtime are read when their stamp has changed; a reading is never awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import cast
+
+from appliance import clock, names
+from appliance.config.model import Config, Engine
+from appliance.errors import ApiError
+from appliance.host.files import read_json
+from appliance.policy.admission import Admission, Lease, Outcome, Ticket, limit_of
+from appliance.policy.availability import RuntimeSeen, Seen, serves, unavailable
+
+from .upstream import Pool, Target, remote_target
+
+FAILED_FOR = 1.0  # seconds for which an engine that refused a connect gets no calls
+
+
+class StateFile:
+    """A JSON file that another process replaces; read again only when it changed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self.value: Mapping[str, object] = {}
+
+    def refresh(self) -> bool:
+        """Look at the file's stamp; whether the value changed. A missing or torn file is empty: UNKNOWN."""
+        try:
+            status = os.stat(self.path)
+            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except OSError:
+            stamp = None
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        self.value = (read_json(self.path) or {}) if stamp is not None else {}
+        return True
+
+    def text(self, name: str) -> str:
+        """A string of the file, empty where there is none."""
+        return text_of(self.value, name)
+
+    def number(self, name: str) -> float | None:
+        """A number of the file, None where there is none."""
+        return number_of(self.value, name)
+
+
+def text_of(value: Mapping[str, object], name: str) -> str:
+    """A string in a mapping, empty where there is none."""
+    found = value.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def number_of(value: Mapping[str, object], name: str) -> float | None:
+    """A number in a mapping, None where there is none."""
+    found = value.get(name)
+    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+
+
+class Replica:
+    """One engine process, here or elsewhere."""
+
+    def __init__(self, name: str, target: Target, run: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self.target = target
+        self.remote = not target.path
+        self.pool = Pool(target, loop)
+        self.state = StateFile(names.engine_state(name, run))
+        self.reachable: bool | None = None
+        self.failed_at: float | None = None
+        self.last_byte_at: float | None = None  # monotonic, from calls that have ended
+
+    def failed(self, now: float) -> None:
+        """A connect did not work."""
+        self.failed_at = now
+        if self.remote:
+            self.reachable = False
+
+    def worked(self) -> None:
+        """An engine that answered a connect is there."""
+        self.failed_at = None
+        if self.remote:
+            self.reachable = True
+
+
+class Group:
+    """The replicas of one `[[engine]]` and the calls that wait for them."""
+
+    def __init__(self, engine: Engine, admission: Admission) -> None:
+        self.engine = engine
+        self.admission = admission
+        self.replicas: dict[str, Replica] = {}
+        self.waiters: dict[int, asyncio.Future[Lease]] = {}
+
+    def release(self, lease: Lease, outcome: Outcome) -> None:
+        """Give a lease back and let the next ones in."""
+        now = clock.monotonic()
+        self.admission.release(lease, outcome, now)
+        self.admit_waiting(now)
+
+    def admit_waiting(self, now: float) -> None:
+        """Wake the calls that have room now."""
+        for lease in self.admission.admit_waiting(now):
+            waiter = self.waiters.pop(lease.ticket.number, None)
+            if waiter is None or waiter.done():  # its client left in this very moment
+                self.admission.release(lease, Outcome.IGNORED, now)
+                continue
+            waiter.set_result(lease)
+
+    def refuse_waiting(self, error: ApiError) -> None:
+        """Turn all waiting calls away."""
+        for number, waiter in list(self.waiters.items()):
+            self.admission.leave(Ticket(number, "", 0.0))
+            del self.waiters[number]
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def expire(self, now: float) -> None:
+        """Turn those away who waited too long."""
+        for ticket, refusal in self.admission.overdue(now):
+            waiter = self.waiters.pop(ticket.number, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(ApiError(refusal.code, refusal.reason, retry_after=refusal.retry_after))
+
+
+class Engines:
+    """All groups, and the map from a served name to one of them."""
+
+    def __init__(self, run: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._run = run
+        self._loop = loop
+        self.groups: dict[str, Group] = {}
+        self.by_model: dict[str, Group] = {}
+        self.fleet = StateFile(names.FLEET_STATE.replace(names.RUN, run, 1))
+        self.runtime = StateFile(names.RUNTIME_STATE.replace(names.RUN, run, 1))
+
+    def configure(self, config: Config | None) -> None:
+        """Take a configuration; replicas that stay the same keep their connections, leases and queue."""
+        wanted = {engine.name: engine for engine in (config.engines if config else ())}
+        for name in set(self.groups) - set(wanted):
+            group = self.groups.pop(name)
+            group.refuse_waiting(ApiError("model_not_found", f"the engine {name} was removed from the configuration"))
+            for replica in group.replicas.values():
+                replica.pool.close()
+        for name, engine in wanted.items():
+            assert config is not None
+            admission = config.gateway.admission
+            group = self.groups.setdefault(
+                name, Group(engine, Admission(queue_size=admission.queue_size, queue_timeout=admission.queue_timeout))
+            )
+            group.engine = engine
+            group.admission.queue_size, group.admission.queue_timeout = admission.queue_size, admission.queue_timeout
+            self._configure_replicas(group)
+        self.by_model = {name: group for group in self.groups.values() for name in served_names(group.engine)}
+        self._limits = config.gateway.admission.max_in_flight if config else "auto"
+        self.refresh(clock.monotonic(), clock.wall())
+
+    def _configure_replicas(self, group: Group) -> None:
+        engine = group.engine
+        key = _read_key(engine.remote_api_key_file)
+        targets = {
+            name: remote_target(engine.remote[n], key)
+            if engine.remote
+            else Target(names.engine_socket(name, self._run))
+            for n, name in enumerate(engine.instances)
+        }
+        for name in set(group.replicas) - set(targets):
+            group.replicas.pop(name).pool.close()
+            group.admission.drop_replica(name)
+        for name, target in targets.items():
+            known = group.replicas.get(name)
+            if known is None or known.target != target:
+                if known is not None:
+                    known.pool.close()
+                group.replicas[name] = Replica(name, target, self._run, self._loop)
+
+    def refresh(self, now: float, epoch: float) -> None:
+        """Read what changed and let in who may run; `now` is monotonic, `epoch` wall-clock seconds."""
+        self.fleet.refresh()
+        self.runtime.refresh()
+        for group in self.groups.values():
+            serving = False
+            for replica in group.replicas.values():
+                if replica.state.refresh():
+                    replica.failed_at = None
+                up = self.serving(replica, now)
+                serving = serving or up
+                group.admission.set_replica(
+                    replica.name, limit=limit_of(self._limits, group.engine.vllm.get("max_num_seqs")), serving=up
+                )
+                replica.pool.trim()
+            if group.waiters and not serving:
+                group.refuse_waiting(self.unavailable(group, group.engine.served[0], epoch))
+            group.admit_waiting(now)
+
+    def serving(self, replica: Replica, now: float) -> bool:
+        """Whether a replica gets calls."""
+        rested = replica.failed_at is None or now - replica.failed_at > FAILED_FOR
+        return serves(self.seen(replica)) and (rested or replica.remote)
+
+    def seen(self, replica: Replica) -> Seen:
+        """All that is known of a replica."""
+        engines = self.fleet.value.get("engines")
+        raw = engines.get(replica.name) if isinstance(engines, dict) else None
+        fleet = cast("dict[str, object]", raw) if isinstance(raw, dict) else {}
+        state = replica.state
+        return Seen(
+            replica=replica.name,
+            remote=replica.remote,
+            reachable=replica.reachable,
+            phase=state.text("phase"),
+            message=state.text("message"),
+            since=state.number("since"),
+            started=state.number("started"),
+            state=text_of(fleet, "state"),
+            reason=text_of(fleet, "reason"),
+            load_s=number_of(fleet, "load_s"),
+            not_before=number_of(fleet, "not_before"),
+        )
+
+    def runtime_seen(self) -> RuntimeSeen:
+        """How far the runtime is."""
+        return RuntimeSeen(self.runtime.text("phase"), self.runtime.text("message"), self.runtime.number("percent"))
+
+    def unavailable(self, group: Group, model: str, epoch: float) -> ApiError:
+        """The refusal while no replica of a group serves."""
+        seens = [self.seen(replica) for replica in group.replicas.values()]
+        why = unavailable(model, seens, self.runtime_seen(), epoch)
+        return ApiError(why.code, why.message, retry_after=why.retry_after)
+
+    def serving_count(self, now: float) -> int:
+        """Groups with at least one serving replica."""
+        return sum(any(self.serving(r, now) for r in group.replicas.values()) for group in self.groups.values())
+
+    def replicas(self) -> Iterable[Replica]:
+        """Every replica of every group."""
+        return (replica for group in self.groups.values() for replica in group.replicas.values())
+
+    def close(self) -> None:
+        """End all idle connections."""
+        for replica in self.replicas():
+            replica.pool.close()
+
+
+def served_names(engine: Engine) -> tuple[str, ...]:
+    """All `model` strings of an engine: its own and its LoRA adapters'."""
+    return (*engine.served, *lora_names(engine.vllm.get("lora_modules")))
+
+
+def lora_names(modules: object) -> tuple[str, ...]:
+    """Names in vLLM's `lora_modules`: a table, a list of tables with `name`, or of `NAME=PATH`."""
+    if isinstance(modules, Mapping):
+        if isinstance(modules.get("name"), str):
+            return (str(modules["name"]),)
+        return tuple(str(name) for name in modules)
+    entries = [modules] if isinstance(modules, str) else modules if isinstance(modules, (list, tuple)) else []
+    found: list[str] = []
+    for entry in entries:
+        if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
+            found.append(str(entry["name"]))
+        elif isinstance(entry, str) and "=" in entry:
+            found.append(entry.partition("=")[0])
+    return tuple(found)
+
+
+def _read_key(path: str) -> str:
+    """A remote engine's key; empty where none is configured or it cannot be read (the engine then says so itself)."""
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,157 @@
+"""Listening sockets: those that systemd passed, or our own; and an accept loop that empties the backlog at once.
+
+libuv accepts one connection in a turn of the loop, so a busy loop lets new clients wait for seconds. Here a readable
+listener is drained; a listener that is closed or kept is a decision of the caller, since systemd's outlive us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from appliance.errors import Failed
+
+from .tasks import Tasks
+
+BACKLOG = 4096
+BATCH = 128  # connections accepted before other work gets its turn
+PAUSE = 0.1  # seconds to stop accepting when descriptors have run out
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[V6]:PORT`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def bind(address: str) -> socket.socket:
+    """A listening socket. Raises Failed; a taken port is named with its owner."""
+    host, port = parse_address(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise Failed(f"{address}: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            owner = port_owner(port)
+            raise Failed(
+                f"{address} is taken" + (f" by {owner}" if owner else " by another program"),
+                hint="stop that program, or change gateway.listen or gateway.admin_listen",
+            ) from None
+        raise Failed(f"{address}: {(error.strerror or str(error)).lower()}") from None
+    return listener
+
+
+def adopt(descriptors: list[int]) -> list[socket.socket]:
+    """Sockets from descriptors that the service manager passed."""
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+
+
+def port_owner(port: int, proc: str = "/proc") -> str:
+    """`name (pid N)` of the process that listens on a TCP port; empty when it cannot be seen."""
+    inodes = set()
+    for table in ("net/tcp", "net/tcp6"):
+        try:
+            lines = Path(proc, table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    for process in Path(proc).glob("[0-9]*"):
+        try:
+            if any(os.readlink(link) in inodes for link in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
+        except OSError:
+            continue
+    return ""
+
+
+class Listener:
+    """Accepts on one socket and hands each connection to a protocol factory."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        factory: Callable[[], asyncio.Protocol],
+        tasks: Tasks,
+        report: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.socket = listener
+        self._factory, self._tasks, self._report, self._tls = factory, tasks, report, tls
+        self._loop = asyncio.get_running_loop()
+        self._accepting = self._stopped = False
+        listener.setblocking(False)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as people write it."""
+        name = self.socket.getsockname()
+        if isinstance(name, tuple):
+            return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        return str(name)
+
+    def start(self) -> None:
+        """Accept from now on."""
+        if not self._accepting:
+            self._accepting = True
+            self._loop.add_reader(self.socket.fileno(), self._accept)
+
+    def stop(self) -> None:
+        """Accept no more; connections that wait stay in the backlog for whoever holds the socket next."""
+        self._stopped = True
+        self._pause()
+
+    def _pause(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._loop.remove_reader(self.socket.fileno())
+
+    def close(self) -> None:
+        """Accept no more and let go of the socket; a second call does nothing."""
+        if self.socket.fileno() >= 0:
+            self.stop()
+            self.socket.close()
+
+    def _accept(self) -> None:
+        for _ in range(BATCH):
+            try:
+                connection, _peer = self.socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._report(f"no connection can be accepted on {self.address}: {(error.strerror or '').lower()}")
+                self._pause()
+                self._loop.call_later(PAUSE, self._resume)
+                return
+            connection.setblocking(False)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._tasks.start(self._connect(connection), "accept")
+
+    def _resume(self) -> None:
+        if self.socket.fileno() >= 0 and not self._stopped:
+            self.start()
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._factory, connection, ssl=self._tls, ssl_handshake_timeout=10 if self._tls else None
+            )
+        except (OSError, asyncio.TimeoutError, TimeoutError):  # a handshake that failed is the client's affair
+            connection.close()

@@ -1,0 +1,90 @@
+"""`llm-appliance gateway [--config FILE]`: the process from its first to its last line.
+
+SIGHUP reloads configuration, keys and certificate in place; SIGTERM and SIGINT drain and end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import resource
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+
+from appliance import names
+from appliance.errors import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE, ApplianceError
+from appliance.host import journal, notify
+
+from .app import App
+
+
+def main(arguments: list[str]) -> int:
+    """Run the gateway until it is told to stop."""
+    parser = argparse.ArgumentParser(prog="llm-appliance gateway", description="Run the gateway in the foreground.")
+    parser.add_argument("--config", default=names.CONFIG_FILE, metavar="FILE")
+    parser.add_argument("--run", default=names.RUN, metavar="DIRECTORY", help="live state (default %(default)s)")
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as exit_:
+        return EXIT_USAGE if exit_.code else EXIT_OK
+    _raise_descriptor_limit()
+    try:
+        return _run(_serve(options.config, options.run))
+    except ApplianceError as error:
+        hint = f" (hint: {error.hint})" if error.hint else ""
+        print(f"llm-appliance gateway: {error.message}{hint}", file=sys.stderr)
+        return EXIT_UNREACHABLE
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    """Run on uvloop, where relaying costs a tenth less; there is one for every Python that we support."""
+    loop = uvloop.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return int(loop.run_until_complete(work))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def _serve(config: str, run: str) -> int:
+    log = journal.Journal("llm-gateway")
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    app = App(config, run, log)
+    try:
+        await app.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, _reload, app)
+        listens = ", ".join(app.addresses)
+        log.log(journal.NOTICE, f"listening on {listens}, admin on {app.admin_address}", LLM_EVENT="gateway-started")
+        notify.ready(app.status_line())
+        await stop.wait()
+        log.log(journal.NOTICE, f"stopping, {len(app.exchanges)} calls run", LLM_EVENT="gateway-stopping")
+        notify.stopping("draining")
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second Ctrl-C ends the drain
+            loop.add_signal_handler(number, app.hurry)
+        await app.drain()
+    finally:
+        await app.close()
+    return EXIT_OK
+
+
+def _reload(app: App) -> None:
+    notify.reloading()
+    app.reload()
+    app.log.log(journal.NOTICE, "configuration, keys and certificate were read again", LLM_EVENT="gateway-reloaded")
+    notify.ready(app.status_line())
+
+
+def _raise_descriptor_limit() -> None:
+    """A stream takes two descriptors; the soft limit of a shell is far below what the hard one allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,361 @@
+"""One attempt of one call at one engine: bytes from the engine's transport to the client's.
+
+A token costs a look at its chunk's frame and its last bytes, a count, a clock reading and a write; no JSON, no
+coroutine, no log. Bytes that are anything but whole chunks of whole token events go through the decoder and the event
+splitter; only whole events are passed on there, so a comment or an error event never lands inside one.
+
+Law: what the client gets is what the engine sent, but for the usage event that only the gateway asked for and `[DONE]`
+after an error. A stream that ends without its `[DONE]` (or its API's last event) is broken, and said to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass
+
+from appliance import clock
+from appliance.errors import ApiError
+from appliance.wire import sse
+from appliance.wire.apierror import engine_error
+from appliance.wire.chunked import ChunkDecoder, FramingError
+from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, downstream_fields, parse_head
+from appliance.wire.openai import Call, Route
+
+from .answer import Answer
+from .upstream import EngineConnection
+
+KEPT = 65536  # bytes at an answer's end in which its usage is looked for
+HEAD_OF_BODY = 4096  # and at its beginning: some bodies tell it there
+
+
+class End(enum.Enum):
+    """How an attempt ended."""
+
+    COMPLETE = "complete"
+    LOST = "lost"  # the engine went before a byte of the body came: the call may be sent again
+    REFUSED = "refused"  # `error` is for the client, which has heard nothing yet
+    BROKEN = "broken"  # the client has been told, or cut off
+    LEFT = "left"  # the client went
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """An attempt's end; `error` where there is one."""
+
+    end: End
+    error: ApiError | None = None
+
+
+class Relay:
+    """The pump of one attempt. Its future is done exactly once; after that neither side is touched."""
+
+    __slots__ = (
+        "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen", "engine", "events",
+        "failed", "fields", "first_at", "future", "head", "hide_usage", "kept", "last_at", "left", "paused_at",
+        "prefixes", "progress_at", "route", "sent_at", "splitter", "start", "status", "suffixes", "usage_event",
+    )  # fmt: skip
+
+    def __init__(
+        self, answer: Answer, call: Call, route: Route, *, hide_usage: bool, fields: list[tuple[str, str]]
+    ) -> None:
+        self.answer, self.call, self.route = answer, call, route
+        self.hide_usage, self.fields = hide_usage, fields
+        self.future: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+        self.connection: EngineConnection | None = None
+        self.start = b""  # bytes of a head that is not whole
+        self.head: ResponseHead | None = None
+        self.status = 0
+        self.decoder: ChunkDecoder | None = None
+        self.splitter = sse.EventSplitter()
+        self.left = 0  # bytes of a body with a length still to come
+        self.kept = bytearray()
+        self.clean = False  # at a chunk's and an event's beginning, client and engine both framed in chunks
+        self.begun = False  # a byte of the answer went to the client
+        self.done_seen = self.failed = self.done = False
+        self.events = 0
+        self.usage_event = b""
+        profile = sse.PROFILES[route.shape]
+        self.suffixes, self.prefixes = profile.suffixes, profile.prefixes
+        self.sent_at = self.last_at = self.progress_at = clock.monotonic()
+        self.first_at: float | None = None
+        self.body_at: float | None = None
+        self.paused_at: float | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------------
+    def send(self, connection: EngineConnection, head: bytes, body: tuple[bytes, ...]) -> None:
+        """Hand the request to the engine; the body's pieces are not joined."""
+        self.connection = connection
+        connection.acquire(self, self.read_head)
+        transport = connection.transport
+        assert transport is not None
+        transport.write(head)
+        for piece in body:
+            transport.write(piece)
+
+    def finish(self, end: End, error: ApiError | None = None, *, keep: bool = False) -> None:
+        """Let go of the engine and report; a second call does nothing."""
+        if self.done:
+            return
+        self.done = True
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.release(keep=keep)
+        if not self.future.done():
+            self.future.set_result(Finish(end, error))
+
+    def client_left(self) -> None:
+        """The client's connection ended: the engine's ends now."""
+        self.finish(End.LEFT)
+
+    def engine_lost(self, connection: EngineConnection) -> None:
+        """The engine's connection ended: for a body without framing that is its end, else a loss."""
+        self.connection = None
+        if self.head is not None and self.decoder is None and self.head.length is None and not self.done:
+            self._body_end()
+        elif self.body_at is None:
+            self.finish(End.LOST)
+        else:
+            self._break(ApiError("engine_died", "the engine stopped in the middle of this answer"))
+
+    def pause(self) -> None:
+        """The client reads too slowly: stop reading from the engine."""
+        self.paused_at = clock.monotonic()
+        if self.connection is not None and self.connection.transport is not None:
+            self.connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        self.paused_at = None
+        # A pause of the client's making is not the engine's silence.
+        self.last_at = self.progress_at = clock.monotonic()
+        if self.connection is not None and self.connection.transport is not None:
+            self.connection.transport.resume_reading()
+
+    def fail(self, error: ApiError) -> None:
+        """Stop the attempt and tell the client."""
+        if self.answer.committed:
+            self._break(error)
+        else:
+            self.finish(End.REFUSED, error)
+
+    # --- the head -------------------------------------------------------------------------------------------------
+    def read_head(self, data: bytes) -> None:
+        """Bytes before the body."""
+        self.last_at = clock.monotonic()
+        data = self.start + data
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            self.start = data
+            if len(data) > HEAD_LIMIT:
+                self.fail(ApiError("engine_error", "the engine's response head is too long"))
+            elif not data.startswith(b"HTTP/1."[: len(data)]):
+                self.fail(ApiError("engine_error", "the engine does not answer in HTTP/1"))
+            return
+        try:
+            head = parse_head(data[:end])
+        except BadHead as error:
+            self.fail(ApiError("engine_error", str(error)))
+            return
+        rest = data[end + 4 :]
+        self.start = b""
+        if head.status < 200:  # 100 Continue and its like
+            if rest:
+                self.read_head(rest)
+            return
+        self._use_head(head, rest)
+
+    def _use_head(self, head: ResponseHead, rest: bytes) -> None:
+        self.head, self.status = head, head.status
+        self.decoder = ChunkDecoder() if head.chunked else None
+        self.left = head.length or 0
+        connection = self.connection
+        assert connection is not None
+        if head.is_stream and head.status == 200 and self.call.stream:
+            self.clean = head.chunked and self.answer.chunked
+            connection.feed = self.read_stream
+        else:
+            connection.feed = self.read_body
+            if not self.answer.committed:
+                self.body_at = self.first_at = self.last_at
+                self.begun = True
+                self.answer.stream = False
+                self.answer.begin_body(head.status, downstream_fields(head) + self.fields, head.length)
+            if head.length == 0:
+                self._body_end()
+                return
+        if rest:
+            connection.feed(rest)
+
+    # --- a stream ---------------------------------------------------------------------------------------------------
+    def read_stream(self, data: bytes) -> None:
+        """Bytes of a stream. Whole chunks of whole token events are passed on as they came; the rest is looked at."""
+        now = self.last_at = clock.monotonic()
+        if self.clean:
+            position = count = 0
+            size, suffixes, prefixes = len(data), self.suffixes, self.prefixes
+            while position < size:
+                line = data.find(b"\r\n", position, position + 18)
+                try:
+                    end = line + 4 + int(data[position:line], 16)
+                except ValueError:
+                    break
+                if end > size or not data.endswith(suffixes, position, end):
+                    break
+                if prefixes and not (
+                    data.startswith(prefixes, line + 2) and data.find(b"\n\n", line + 2, end) == end - 4
+                ):
+                    break
+                position = end
+                count += 1
+            if count:
+                if not self.begun:
+                    self._begin(now)
+                self.events += count
+                self.progress_at = now
+                if position == size:
+                    self.answer.transport.write(data)
+                    return
+                self.answer.transport.write(data[:position])
+                data = data[position:]
+        self._look(data)
+
+    def _begin(self, now: float) -> None:
+        """The first event: the head goes out before it."""
+        self.begun = True
+        self.first_at = self.body_at = now
+        head = self.head
+        assert head is not None
+        self.answer.begin_stream(downstream_fields(head, stream=True) + self.fields)
+
+    def _look(self, data: bytes) -> None:
+        """Bytes that are not plainly token events: decode, split, judge each event."""
+        decoder = self.decoder
+        out: list[bytes] = []
+        try:
+            pieces = decoder.feed(data) if decoder is not None else [data]
+            for piece in pieces:
+                for event in self.splitter.feed(piece):
+                    if self._judge(event):
+                        out.append(event)
+                    if self.failed:
+                        break
+        except (FramingError, sse.EventTooLong) as error:
+            self._pass(out)
+            self.fail(ApiError("engine_error", f"the engine's stream cannot be read: {error}"))
+            return
+        if self.failed:
+            self._failed_event(out)
+            return
+        self._pass(out)
+        if decoder is None:
+            self.left -= len(data)
+        elif decoder.done:
+            self._stream_end()
+            return
+        if decoder is None and self.head is not None and self.head.length is not None and self.left <= 0:
+            self._stream_end()
+            return
+        self.clean = (
+            decoder is not None and self.answer.chunked and decoder.at_boundary and not self.splitter.held
+        )  # HTTP/1.0 clients never get chunks
+
+    def _judge(self, event: bytes) -> bool:
+        """Note what an event is; whether it is passed on."""
+        kind = sse.kind(event, self.route.shape)
+        if kind is sse.Kind.COMMENT:
+            return self.begun  # before the first event the gateway's own comments say the same
+        self.progress_at = self.last_at
+        if kind is sse.Kind.DELTA:
+            self.events += 1
+        elif kind is sse.Kind.DONE:
+            self.done_seen = True
+        elif kind is sse.Kind.ERROR:
+            self.failed = True
+        if b'"usage"' in event:
+            self.usage_event = event
+        return not (kind is sse.Kind.USAGE and self.hide_usage)
+
+    def _pass(self, events: list[bytes]) -> None:
+        if not events:
+            return
+        if not self.begun:
+            self._begin(self.last_at)
+        self.answer.send(b"".join(events))
+
+    def _failed_event(self, out: list[bytes]) -> None:
+        """The engine's own error event: with its status while that is still open, else passed on as the last one."""
+        event = out[-1]
+        if not self.answer.committed and len(out) == 1:
+            self.body_at = self.last_at
+            data = sse.data_of(event) or b""
+            self.finish(End.REFUSED, engine_error(500, data))
+            return
+        self._pass(out)
+        self.answer.keep_alive = False
+        self.answer.end()
+        self.finish(End.BROKEN, ApiError("engine_error", "the engine reported an error in the stream"))
+
+    def _stream_end(self) -> None:
+        if not self.done_seen:
+            self._break(ApiError("engine_died", "the engine ended this answer before it was whole"))
+            return
+        if not self.begun:
+            self._begin(self.last_at)
+        self.answer.end()
+        self.finish(End.COMPLETE, keep=self._reusable())
+
+    # --- a body -----------------------------------------------------------------------------------------------------
+    def read_body(self, data: bytes) -> None:
+        """Bytes of an answer that is no stream."""
+        self.last_at = self.progress_at = clock.monotonic()
+        if self.body_at is None:
+            self.body_at = self.last_at
+        decoder = self.decoder
+        if decoder is not None:
+            try:
+                for piece in decoder.feed(data):
+                    self._body_piece(piece)
+            except FramingError as error:
+                self.fail(ApiError("engine_error", f"the engine's answer cannot be read: {error}"))
+                return
+            if decoder.done:
+                self._body_end()
+            return
+        if self.head is not None and self.head.length is not None:
+            extra = len(data) - self.left
+            self._body_piece(data[: self.left] if extra > 0 else data)
+            self.left -= len(data)
+            if self.left <= 0:
+                self._body_end()
+            return
+        self._body_piece(data)
+
+    def _body_piece(self, piece: bytes) -> None:
+        kept = self.kept
+        kept += piece
+        if len(kept) > KEPT + HEAD_OF_BODY:
+            del kept[HEAD_OF_BODY:-KEPT]
+        if self.begun:
+            self.answer.send(piece)
+
+    def _body_end(self) -> None:
+        head = self.head
+        assert head is not None
+        if head.is_stream and head.status == 200 and self.call.stream:
+            self._stream_end()
+            return
+        if self.begun:
+            self.answer.end()
+            self.finish(End.COMPLETE, keep=self._reusable())
+            return
+        # A comment has committed the stream; the engine's refusal can only be its last event.
+        self.finish(End.REFUSED, engine_error(head.status, bytes(self.kept)), keep=self._reusable())
+
+    def _reusable(self) -> bool:
+        decoder, head = self.decoder, self.head
+        return head is not None and head.keep_alive and self.left == 0 and not (decoder is not None and decoder.rest)
+
+    def _break(self, error: ApiError) -> None:
+        self.answer.fail(error, self.events)
+        self.finish(End.BROKEN, error)

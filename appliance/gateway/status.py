@@ -1,0 +1,173 @@
+"""The one object that `GET /status` and `llm-appliance status --json` show; `status_schema.json` says what is in it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+from appliance import __version__, clock
+from appliance.errors import Problem
+from appliance.policy.availability import serves
+
+from .app_state import State
+from .engines import Group, Replica, number_of, served_names, text_of
+
+VERSION = 1
+
+
+def status(state: State) -> dict[str, object]:
+    """Everything that is known now; what nobody said is null, never 0."""
+    engines = state.engines
+    now = clock.monotonic()
+    groups = list(engines.groups.values())
+    return {
+        "v": VERSION,
+        "at": clock.wall(),
+        "state": _overall(state, now),
+        "versions": {
+            "appliance": __version__,
+            "python": platform.python_version(),
+            "vllm": engines.runtime.text("version") or None,
+            "device": engines.runtime.text("device") or None,
+        },
+        "gateway": _gateway(state),
+        "config": {
+            "file": state.config_path,
+            "origin": state.effective.origin,
+            "digest": state.effective.text_digest or None,
+            "valid": not state.effective.errors,
+            "problems": [_problem(problem) for problem in state.effective.problems],
+        },
+        "keys": {
+            "required": _required(state),
+            "count": len(state.gatekeeper.keys.keys),
+            "problem": state.gatekeeper.problem or None,
+            "hint": None
+            if state.gatekeeper.has_keys or not _required(state)
+            else "sudo llm-appliance keys create NAME",
+        },
+        "runtime": _runtime(state),
+        "supervisor": _supervisor(state),
+        "models": [
+            {"id": name, "engine": group.engine.name} for group in groups for name in served_names(group.engine)
+        ],
+        "engines": [_engine(state, group, now) for group in groups],
+    }
+
+
+def _required(state: State) -> bool:
+    return state.config.auth.required if state.config else True
+
+
+def _overall(state: State, now: float) -> str:
+    """One word: `draining`, `invalid`, `serving`, `degraded` (some engines), `starting`, `failed` (held or failed)."""
+    if state.draining:
+        return "draining"
+    if state.config is None:
+        return "invalid"
+    total, serving = len(state.engines.groups), state.engines.serving_count(now)
+    if total and serving == total:
+        return "serving"
+    states = {state.engines.seen(replica).state for replica in state.engines.replicas()}
+    if serving:
+        return "degraded"
+    return "failed" if states and states <= {"held", "failed"} else "starting"
+
+
+def _gateway(state: State) -> dict[str, object]:
+    return {
+        "pid": state.pid,
+        "started": state.started,
+        "listen": state.addresses,
+        "connections": len(state.server.connections),
+        "running": state.engines_in_flight(),
+        "queued": sum(group.admission.waiting for group in state.engines.groups.values()),
+        "tokens_per_second": round(state.tokens_per_second, 1),
+        "requests": sum(state.metrics.requests.values()),
+        "loop_lag_s": round(state.loop_lag, 4),
+        "ledger": {"directory": state.audit_directory, "dropped": state.ledger.dropped,
+                   "problem": state.ledger.problem or None},
+    }  # fmt: skip
+
+
+def _runtime(state: State) -> dict[str, object] | None:
+    value = state.engines.runtime.value
+    if not value:
+        return None
+    return {
+        "phase": text_of(value, "phase"),
+        "message": text_of(value, "message"),
+        "percent": number_of(value, "percent"),
+        "since": number_of(value, "since"),
+        "models": value.get("models") if isinstance(value.get("models"), Mapping) else {},
+    }
+
+
+def _supervisor(state: State) -> dict[str, object] | None:
+    value = state.engines.fleet.value
+    if not value:
+        return None
+    return {"at": number_of(value, "at"), "mode": text_of(value, "mode")}
+
+
+def _engine(state: State, group: Group, now: float) -> dict[str, object]:
+    return {
+        "name": group.engine.name,
+        "model": group.engine.model,
+        "served_names": list(served_names(group.engine)),
+        "serving": any(state.engines.serving(replica, now) for replica in group.replicas.values()),
+        "queued": group.admission.waiting,
+        "replicas": [_replica(state, group, replica, now) for replica in group.replicas.values()],
+    }
+
+
+def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[str, object]:
+    seen = state.engines.seen(replica)
+    raw = state.engines.fleet.value.get("engines")
+    fleet = raw.get(replica.name) if isinstance(raw, Mapping) else None
+    fleet = fleet if isinstance(fleet, Mapping) else {}
+    return {
+        "name": replica.name,
+        "remote": replica.remote,
+        "serving": state.engines.serving(replica, now),
+        "state": seen.state or ("serving" if serves(seen) else "starting" if seen.phase else None),
+        "phase": seen.phase or None,
+        "message": seen.message or None,
+        "since": number_of(fleet, "since") or seen.since,
+        "cause": text_of(fleet, "cause") or None,
+        "reason": seen.reason or None,
+        "next": text_of(fleet, "next") or None,
+        "restarts": number_of(fleet, "restarts"),
+        "load_s": seen.load_s,
+        "digest": replica.state.text("digest") or None,
+        "pid": number_of(replica.state.value, "pid"),
+        "ready": number_of(replica.state.value, "ready"),
+        "in_flight": group.admission.in_flight(replica.name),
+        "limit": group.admission.limit(replica.name),
+    }
+
+
+def _problem(problem: Problem) -> dict[str, object]:
+    return {
+        "key": problem.key,
+        "message": problem.message,
+        "remedy": problem.remedy,
+        "file": problem.file,
+        "line": problem.line,
+        "severity": problem.severity,
+    }
+
+
+def ledger(state: State, now: float) -> dict[str, object]:
+    """What the supervisor asks: calls in flight for each replica, and how long they have been silent."""
+    found: dict[str, dict[str, object]] = {}
+    for replica in state.engines.replicas():
+        mine = [e for e in state.exchanges if e.relay is not None and not e.relay.done and e.replica is replica]
+        newest = max([replica.last_byte_at or 0.0, *(e.relay.last_at for e in mine if e.relay)], default=0.0)
+        silences = [e.silence(now) for e in mine if e.relay is not None and e.relay.paused_at is None]
+        found[replica.name] = {
+            "inflight": len(mine),
+            "oldest_silent_s": round(max(silences), 3) if silences else None,
+            "since_any_byte_s": round(now - newest, 3) if newest else None,
+        }
+    return {"engines": found}
