@@ -110,9 +110,9 @@ def test_the_engine_unit_says_what_the_code_relies_on() -> None:
         f"!{names.HOLDS}/%i",
     ]
     assert engine["RestartPreventExitStatus"] == [str(names.LAUNCHER_CONFIG)]
-    assert engine["BindPaths"] == [names.engine_directory("%i")]
+    assert engine["BindPaths"] == [f"-{names.engine_directory('%i')}"]
     assert engine["CacheDirectory"] == [f"{names.CACHE.removeprefix('/var/cache/')}/%i"]
-    own = f"install -d -m 2750 -o {names.ENGINE_USER} -g {names.GROUP} {names.engine_directory('%i')}"
+    own = f"install -d -m 2750 -o {names.ENGINE_USER} -g {names.GROUP} /proc/1/root{names.engine_directory('%i')}"
     assert engine["ExecStartPre"][0].endswith(own)
     assert "Group" not in engine
     assert "SupplementaryGroups" not in engine
