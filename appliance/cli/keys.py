@@ -1,0 +1,132 @@
+"""`llm-appliance keys create|list|revoke|rotate`: API keys in the file that `auth.keys_file` names.
+
+A new key is printed alone on standard output, once; what is stored is its hash. The gateway takes a change within a
+second. Works without root on a file of one's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime, timezone
+
+from appliance import clock, names
+from appliance.config import source
+from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
+from appliance.host import keystore
+from appliance.quantity import parse_duration
+
+from . import output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's own verbs."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="make a key and print it")
+    create.add_argument("name", metavar="NAME", help="who or what will use it")
+    create.add_argument("--models", metavar="A,B", default="", help="served names that it may use (default: all)")
+    create.add_argument("--expires", metavar="WHEN", help="a time from now like 90d, or a date like 2027-01-31")
+    actions.add_parser("list", help="list the keys")
+    revoke = actions.add_parser("revoke", help="make a key useless")
+    revoke.add_argument("key", metavar="NAME|ID")
+    rotate = actions.add_parser("rotate", help="give a key a new secret and print it")
+    rotate.add_argument("key", metavar="NAME|ID")
+    rotate.add_argument("--overlap", metavar="TIME", default="0s", help="how long the old secret stays good")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked."""
+    path = keys_file(args.config)
+    now = clock.wall()
+    if args.action == "list":
+        return _list(path, now, args.json)
+    if args.action == "create":
+        models = tuple(word.strip() for word in args.models.split(",") if word.strip())
+        key, secret = keystore.create(path, args.name, now, models=models, expires=_moment(args.expires, now))
+        return _show(key, secret, args.json)
+    if args.action == "rotate":
+        key, secret = keystore.rotate(path, args.key, now, overlap=_duration(args.overlap))
+        return _show(key, secret, args.json)
+    key = keystore.revoke(path, args.key, now)
+    if args.json:
+        output.print_json(_public(key, now))
+    else:
+        output.note(f"{key.name} ({key.id}) is revoked; the gateway refuses it within a second")
+    return EXIT_OK
+
+
+def keys_file(config_path: str) -> str:
+    """The keys file by a configuration; also by one that has errors elsewhere, so that keys can always be managed."""
+    found = source.effective(config_path)
+    if found.config is not None:
+        return found.config.auth.keys_file
+    auth = found.raw.get("auth")
+    if isinstance(auth, dict) and isinstance(auth.get("keys_file"), str):
+        return str(auth["keys_file"])
+    if config_path == names.CONFIG_FILE:
+        return names.KEYS_FILE
+    raise ConfigInvalid(found.problems)
+
+
+def _show(key: keystore.Key, secret: str, as_json: bool) -> int:
+    if as_json:
+        output.print_json({"id": key.id, "name": key.name, "key": secret, **_public(key, clock.wall())})
+    else:
+        print(secret)
+        output.note(f"{key.name} ({key.id}): keep it now, it is not shown again")
+    return EXIT_OK
+
+
+def _list(path: str, now: float, as_json: bool) -> int:
+    keys = keystore.read(path).keys
+    if as_json:
+        output.print_json([_public(key, now) for key in keys])
+        return EXIT_OK
+    if not keys:
+        output.note("no key exists; make one: sudo llm-appliance keys create NAME")
+        return EXIT_OK
+    output.table(
+        [
+            (key.id, key.name, key.state(now), output.when(key.created), output.when(key.expires),
+             ", ".join(key.models) or "all")
+            for key in keys
+        ],
+        ("ID", "NAME", "STATE", "CREATED", "EXPIRES", "MODELS"),
+    )  # fmt: skip
+    return EXIT_OK
+
+
+def _public(key: keystore.Key, now: float) -> dict[str, object]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "state": key.state(now),
+        "created": key.created,
+        "expires": key.expires,
+        "revoked": key.revoked,
+        "models": list(key.models),
+    }
+
+
+def _moment(text: str | None, now: float) -> float | None:
+    """Seconds since the epoch of a duration from now or a date."""
+    if text is None:
+        return None
+    try:
+        return float(int(now + parse_duration(text)))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise UsageError(f"{text!r} is no time", hint="write 90d, or a date like 2027-01-31") from None
+    epoch = (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    if epoch <= now:
+        raise UsageError(f"{text} has passed already")
+    return epoch
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
