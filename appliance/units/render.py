@@ -99,7 +99,8 @@ def _engine(config: Config, instance: str, source: str) -> str:
 def _shm(config: Config, engine: Engine) -> str:
     if engine.shm_size != "auto":
         return str(engine.shm_size)
-    return CPU_SHM if engine.gpus == () or config.runtime.device == "cpu" else "50%"  # systemd expands specifiers in the path alone, not in its options
+    # One %, since systemd expands specifiers in the path alone, not in its options.
+    return CPU_SHM if engine.gpus == () or config.runtime.device == "cpu" else "50%"
 
 
 def _start(config: Config, instance: str) -> str:
