@@ -93,7 +93,9 @@ def opener(index_url: str = "", cafile: str = "") -> Opener:
     return open_
 
 
-def fetch_all(wheels: Sequence[Wheel], directory: Path, meter: Meter, open_: Opener) -> None:
+def fetch_all(
+    wheels: Sequence[Wheel], directory: Path, meter: Meter, open_: Opener, backoff_s: float = BACKOFF_S
+) -> None:
     """Fetch every wheel into `directory`; blocks until all are there and right. Raises Failed with the first reason.
 
     When it is left early, for a failure or a signal, the other threads stop within SILENCE_S and parts stay.
@@ -103,7 +105,7 @@ def fetch_all(wheels: Sequence[Wheel], directory: Path, meter: Meter, open_: Ope
         try:
             # The longest first: else one big file is still on its way when all others are done.
             ordered = sorted(wheels, key=lambda wheel: -(wheel.size or 0))
-            waiting = {pool.submit(fetch, wheel, directory, meter, open_, stop) for wheel in ordered}
+            waiting = {pool.submit(fetch, wheel, directory, meter, open_, stop, backoff_s) for wheel in ordered}
             while waiting:  # with a timeout, so that a signal is noticed
                 done, waiting = concurrent.futures.wait(waiting, 1.0, concurrent.futures.FIRST_COMPLETED)
                 for future in done:
@@ -113,8 +115,15 @@ def fetch_all(wheels: Sequence[Wheel], directory: Path, meter: Meter, open_: Ope
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def fetch(wheel: Wheel, directory: Path, meter: Meter, open_: Opener, stop: threading.Event) -> None:
-    """Fetch one file. Raises Failed."""
+def fetch(
+    wheel: Wheel,
+    directory: Path,
+    meter: Meter,
+    open_: Opener,
+    stop: threading.Event,
+    backoff_s: float = BACKOFF_S,
+) -> None:
+    """Fetch one file; the pause after a fruitless attempt begins at `backoff_s` and doubles. Raises Failed."""
     target, part = directory / wheel.filename, directory / f"{wheel.filename}.part"
     if target.exists() and digest(str(target)) == wheel.sha256:
         meter.put(wheel.filename, target.stat().st_size, target.stat().st_size)
@@ -135,7 +144,7 @@ def fetch(wheel: Wheel, directory: Path, meter: Meter, open_: Opener, stop: thre
             fruitless = 0 if _length(part) > before else fruitless + 1
             if fruitless >= ATTEMPTS or wrong >= WRONG_BYTES_ATTEMPTS:
                 raise _failure(wheel, str(again)) from again
-            pause_s = BACKOFF_S * 2 ** (fruitless - 1) if again.pause_s is None else again.pause_s
+            pause_s = backoff_s * 2 ** (fruitless - 1) if again.pause_s is None else again.pause_s
             stop.wait(min(pause_s, BACKOFF_MAX_S) if fruitless or again.pause_s else 0.0)
 
 
