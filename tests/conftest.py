@@ -1,8 +1,15 @@
-"""Shared by all tests: `packaging/` on the module path, so that `box` can be imported."""
+"""Shared by all tests: `packaging/` on the module path, so that `box` can be imported, and Hypothesis' habits."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 sys.path.append(str(Path(__file__).resolve().parents[1] / "packaging"))
+
+# A busy machine is slow, not wrong; examples are the same in every run, so that a failure is not a matter of luck.
+settings.register_profile("appliance", deadline=None, suppress_health_check=[HealthCheck.too_slow],
+                          derandomize=True, database=None, max_examples=80)  # fmt: skip
+settings.load_profile("appliance")

@@ -75,9 +75,10 @@ def _listeners(config: Config, say: Say) -> None:
         for other in gateway.listen[:index]:
             if _collide(address, other, apart=True):
                 say(("gateway", "listen", index), f"{address} is taken by {other}", "give each its own port")
-        if _collide(address, gateway.admin_listen):
-            say(("gateway", "admin_listen"), f"{gateway.admin_listen} is taken by listen = {address}",
-                "give the admin listener its own port")  # fmt: skip
+    taken = next((address for address in gateway.listen if _collide(address, gateway.admin_listen)), None)
+    if taken is not None:
+        say(("gateway", "admin_listen"), f"{gateway.admin_listen} is taken by listen = {taken}",
+            "give the admin listener its own port")  # fmt: skip
     if not is_loopback(gateway.admin_listen):
         say(("gateway", "admin_listen"), f"{gateway.admin_listen} can be reached from outside, and it has no login",
             f"write 127.0.0.1:{host_port(gateway.admin_listen)[1]}")  # fmt: skip

@@ -81,16 +81,22 @@ def _served(config: Config, say: Say) -> None:
     owners: dict[str, Engine] = {}
     for index, engine in enumerate(config.engines):
         own: set[str] = set()
+        strangers: list[tuple[str, Engine]] = []
         for name in (*engine.served, *lora_names(engine)):
-            key = "served_names" if name in engine.served_names else "model"
             if name in own:
-                say(("engine", index, key), f'"{name}" is served twice by this engine', "write each name once")
+                say(("engine", index, _key(engine, name)), f'"{name}" is served twice by this engine',
+                    "write each name once")  # fmt: skip
             own.add(name)
             owner = owners.setdefault(name, engine)
             if owner is not engine and not _replicas(owner, engine):
-                say(("engine", index, key), f'"{name}" is served by engine "{owner.name}" too, which is set up '
-                    "differently", "set served_names, or give both the same model and vLLM flags")  # fmt: skip
-                break
+                strangers.append((name, owner))
+        for name, owner in strangers[:1]:  # the rest would say the same
+            say(("engine", index, _key(engine, name)), f'"{name}" is served by engine "{owner.name}" too, which is set '
+                "up differently", "set served_names, or give both the same model and vLLM flags")  # fmt: skip
+
+
+def _key(engine: Engine, name: str) -> str:
+    return "served_names" if name in engine.served_names else "model"
 
 
 def _replicas(one: Engine, other: Engine) -> bool:
@@ -160,7 +166,7 @@ def _sizes(engine: Engine, index: int, say: Say) -> None:
     needed = gpus_needed(engine)
     if engine.gpus == "auto" or engine.remote:
         return
-    if len(engine.gpus) > engine.replicas and len(engine.gpus) % engine.replicas:
+    if _unsplittable(engine):
         say(("engine", index, "gpus"), f"{len(engine.gpus)} GPUs cannot be split among {engine.replicas} replicas",
             f"list a multiple of {engine.replicas}")  # fmt: skip
         return
@@ -173,6 +179,10 @@ def _sizes(engine: Engine, index: int, say: Say) -> None:
             "raise tensor_parallel_size or replicas", "warning")  # fmt: skip
 
 
+def _unsplittable(engine: Engine) -> bool:
+    return len(engine.gpus) > engine.replicas and len(engine.gpus) % engine.replicas != 0 and engine.gpus != "auto"
+
+
 def _shares(config: Config, say: Say) -> None:
     """The sum of memory shares on each listed GPU."""
     if config.runtime.device == "cpu":
@@ -180,7 +190,7 @@ def _shares(config: Config, say: Say) -> None:
     used: dict[int | str, tuple[float, str]] = {}
     for index, engine in enumerate(config.engines):
         share = memory_share(engine)
-        if engine.remote or share is None:
+        if engine.remote or share is None or _unsplittable(engine):
             continue
         for instance in engine.instances:
             gpus = gpus_of(engine, instance)

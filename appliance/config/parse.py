@@ -84,7 +84,9 @@ class _Reader:
             try:
                 fields[key] = read(row, value[key])
             except Wrong as wrong:
-                self.wrong((*path, key), wrong.message, wrong.remedy)
+                for one in wrong.each:
+                    part = () if one.member is None else (one.member,)
+                    self.wrong((*path, key, *part), one.message, one.remedy)
                 if row.kind == "name":  # so that no law takes it for the default engine
                     fields[key] = f"engine-{path[-1]}"
         flags = fields.get("vllm")

@@ -101,8 +101,8 @@ def snapshot(path: str = names.CONFIG_FILE) -> bytes:
     if found.config is None:
         raise ConfigInvalid(found.problems)
     head = f"# Written by llm-appliance: the last configuration that was applied ({found.text_digest}).\n"
-    return (f"{head}# It is used when {os.path.basename(path)} is invalid. Edit that file, not this one.\n\n"
-            f"{toml.document(found.raw)}").encode()  # fmt: skip
+    head += "# It is used while the configuration is invalid. Edit that, not this.\n\n"
+    return f"{head}{toml.document(found.raw)}".encode()
 
 
 def _load(files: list[str]) -> Effective:

@@ -116,7 +116,7 @@ ROWS: tuple[Row, ...] = (
     Row("supervisor.hang.startup_limit", "duration", HOUR, "The longest start of an engine before it counts as hung.",
         '"2h"', "live", 10, 7 * DAY),
     Row("supervisor.hang.canary_after", "duration", 300.0, 'Idle time after which a one-token request asks whether '
-        'the engine still works; "off" never asks.', '"off"', "live", 10, DAY, word=("off", None)),
+        'the engine still works; "off" never asks.', '"10m"', "live", 10, DAY, word=("off", None)),
     Row("supervisor.restart.budget", "int", 5, "Restarts of one engine within window; then it is held.", "3", "live",
         0, 1000),
     Row("supervisor.restart.window", "duration", HOUR, "The time over which restarts are counted.", '"2h"', "live",

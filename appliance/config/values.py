@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar, cast
 
 from appliance.config.table import Kind, Row
 from appliance.quantity import parse_duration, parse_size
 
+T = TypeVar("T")
+
 
 class Wrong(ValueError):
-    """A value that does not fit its row: a clause about the value, and what would be right."""
+    """A value that does not fit its row: a clause about the value, and what would be right.
 
-    def __init__(self, message: str, remedy: str) -> None:
+    `member` is the index or key of the part that is wrong. Where several parts are, `each` holds one Wrong for each.
+    """
+
+    def __init__(self, message: str, remedy: str, member: int | str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        self.member = member
+        self.each: tuple[Wrong, ...] = (self,)
+
+
+def _each(members: Iterable[tuple[int | str, object]], one: Callable[[object], T]) -> tuple[T, ...]:
+    """Every member as `one` reads it. Raises a Wrong that holds those of all members."""
+    good: list[T] = []
+    bad: list[Wrong] = []
+    for place, member in members:
+        try:
+            good.append(one(member))
+        except Wrong as wrong:
+            bad.append(Wrong(wrong.message, wrong.remedy, place))
+    if bad:
+        bad[0].each = tuple(bad)
+        raise bad[0]
+    return tuple(good)
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
@@ -170,26 +193,31 @@ def _url(row: Row, value: object) -> str:
 
 def _list(row: Row, value: object) -> list[object]:
     if not isinstance(value, (list, tuple)):
-        right = f"write [{show(value)}]" if isinstance(value, (str, int)) and value else f"like {row.example}"
-        raise Wrong(f"{show(value)} is not an array", right)
+        scalar = isinstance(value, (str, int)) and value != "" and not isinstance(value, bool)
+        raise Wrong(f"{show(value)} is not an array", f"write [{show(value)}]" if scalar else f"like {row.example}")
     return list(value)
 
 
 def _urls(row: Row, value: object) -> tuple[str, ...]:
-    urls = tuple(_url(row, member) for member in _list(row, value))
-    for url in urls:
+    def one(member: object) -> str:
+        url = _url(row, member)
         if not url:
             raise Wrong('"" is not a URL', f"like {row.example}")
         if url.endswith("/v1"):
             raise Wrong(f"{show(url)} ends in /v1, which is added to it", f"write {show(url[: -len('/v1')])}")
-    return urls
+        return url
+
+    return _each(enumerate(_list(row, value)), one)
 
 
 def _texts(row: Row, value: object) -> tuple[str, ...]:
-    texts = tuple(_text(row, member) for member in _list(row, value))
-    if "" in texts:
-        raise Wrong('"" is empty', f"like {row.example}")
-    return texts
+    def one(member: object) -> str:
+        text = _text(row, member)
+        if not text.strip():
+            raise Wrong(f"{show(text)} is empty", f"like {row.example}")
+        return text
+
+    return _each(enumerate(_list(row, value)), one)
 
 
 def _address(row: Row, value: object) -> str:
@@ -217,64 +245,70 @@ def _is_ip(text: str) -> bool:
 
 
 def _addresses(row: Row, value: object) -> tuple[str, ...]:
-    addresses = tuple(_address(row, member) for member in _list(row, value))
+    addresses = _each(enumerate(_list(row, value)), lambda member: _address(row, member))
     if not addresses:
-        raise Wrong("[] leaves nowhere to listen", f"write {spell(row, list(row.default))}")  # type: ignore[call-overload]
+        raise Wrong("[] leaves nowhere to listen", f"write {show(row.default)}")
     return addresses
 
 
 def _networks(row: Row, value: object) -> tuple[str, ...]:
-    texts = _texts(row, value)
-    if texts:
-        from ipaddress import ip_network
+    def one(text: str) -> str:
+        from ipaddress import ip_network  # costs 5 ms to import
 
-        for text in texts:
-            try:
-                ip_network(text)
-            except ValueError:
-                raise Wrong(f"{show(text)} is not an address or network", f"like {row.example}") from None
-    return texts
+        try:
+            ip_network(text)
+        except ValueError:
+            raise Wrong(f"{show(text)} is not an address or network", f"like {row.example}") from None
+        return text
+
+    return _each(enumerate(_texts(row, value)), lambda text: one(str(text)))
 
 
 def _origins(row: Row, value: object) -> tuple[str, ...]:
-    texts = _texts(row, value)
-    for text in texts:
+    def one(text: str) -> str:
         match = _URL.fullmatch(text)
         if text != "*" and (match is None or match[2]):
             raise Wrong(f"{show(text)} is not an origin", f'scheme and host without a path, like {row.example}, or "*"')
-    return texts
+        return text
+
+    return _each(enumerate(_texts(row, value)), lambda text: one(str(text)))
+
+
+def _gpu(member: object) -> int | str:
+    if isinstance(member, int) and not isinstance(member, bool) and 0 <= member < 1024:
+        return member
+    if isinstance(member, str) and _GPU.fullmatch(member):
+        return member
+    if isinstance(member, str) and member.isdigit():
+        raise Wrong(f"{show(member)} is text", f"write {member} without quotes")
+    raise Wrong(f"{show(member)} is no GPU", 'an index like 0, or a UUID like "GPU-..." (nvidia-smi -L)')
 
 
 def _gpus(row: Row, value: object) -> tuple[int | str, ...]:
     if isinstance(value, str) and value.isdigit():
         raise Wrong(f"{show(value)} is text", f"write [{value}]")
-    gpus: list[int | str] = []
-    for member in _list(row, value):
-        index = isinstance(member, int) and not isinstance(member, bool) and 0 <= member < 1024
-        if index or (isinstance(member, str) and _GPU.fullmatch(member)):
-            gpus.append(member)  # type: ignore[arg-type]
-        elif isinstance(member, str) and member.isdigit():
-            raise Wrong(f"{show(member)} is text", f"write {member} without quotes")
-        else:
-            raise Wrong(f"{show(member)} is no GPU", 'an index like 0, or a UUID like "GPU-..." (nvidia-smi -L)')
+    gpus = _each(enumerate(_list(row, value)), _gpu)
     if len(gpus) != len(set(gpus)):
         raise Wrong(f"{show(value)} names a GPU twice", "name each once")
     if len({type(gpu) for gpu in gpus}) > 1:
         raise Wrong(f"{show(value)} mixes indexes and UUIDs", "write all of them one way")
-    return tuple(gpus)
+    return gpus
 
 
 def _env(row: Row, value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise Wrong(f"{show(value)} is not a table", f"like {row.example}")
-    for name, text in value.items():
+
+    def one(item: object) -> tuple[str, str]:
+        name, text = cast("tuple[str, object]", item)
         if _ENV.fullmatch(name) is None:
             raise Wrong(f"{show(name)} cannot be an environment variable", "letters, digits and _")
         if not isinstance(text, str):
             shown = str(int(text)) if isinstance(text, bool) else show(text)
-            raise Wrong(f"{name} is {show(text)}, not text", f'write {name} = "{shown}"')
-        _text(row, text)
-    return dict(value)
+            raise Wrong(f"{show(text)} is not text", f'write {name} = "{shown}"')
+        return name, _text(row, text)
+
+    return dict(_each(((str(name), (name, text)) for name, text in value.items()), one))
 
 
 def _flags(row: Row, value: object) -> dict[str, object]:

@@ -172,7 +172,11 @@ def _fault(row: Mapping[str, Any], value: object) -> tuple[str, str] | None:
 
 
 def _show(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    """A value as TOML, short."""
+    if isinstance(value, Mapping):
+        text = f"{{ {', '.join(f'{key} = {_show(inner)}' for key, inner in value.items())} }}"
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
