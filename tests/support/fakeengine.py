@@ -174,8 +174,9 @@ class Exchange:
 
     async def watch(self) -> None:
         """Ends when the peer has closed; the first byte of a next request is kept for it."""
-        while not self.reader.at_eof():
-            self.held += await self.reader.read(1)
+        self.held = await self.reader.read(1)
+        if self.held:
+            await asyncio.get_running_loop().create_future()
 
     async def answer(self, path: str, request: dict[str, Any], fault: dict[str, float], entry: dict[str, Any]) -> None:
         self.split = bool(fault.get("split"))
