@@ -36,6 +36,8 @@ def _glibc(platform: str) -> tuple[int, int]:
     match = re.match(r"manylinux_(\d+)_(\d+)_", platform)
     if match is not None:
         return int(match[1]), int(match[2])
+    if platform.startswith("linux_"):  # made on and for such a machine
+        return 99, 0
     return _LEGACY.get(platform.split("_", 1)[0], (0, 0))
 
 
