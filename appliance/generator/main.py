@@ -15,12 +15,17 @@ import os
 import sys
 
 from appliance import names
+from appliance.errors import UsageError
 
 
 def main(arguments: list[str]) -> int:
     """`NORMAL EARLY LATE`, then perhaps `--config FILE`. Always 0."""
     try:
         message = generate(*_arguments(arguments))
+    except UsageError as error:
+        message = f"no units: {error}"
+    except OSError as error:
+        message = f"no units: {error.filename}: {(error.strerror or str(error)).lower()}"
     except Exception as error:  # the top of the process, which may not fail
         message = f"no units: unexpected {type(error).__name__}: {error}"
     if message:
@@ -31,10 +36,12 @@ def main(arguments: list[str]) -> int:
 def _arguments(arguments: list[str]) -> tuple[str, str]:
     """(directory to write to, configuration file)."""
     words, config = list(arguments), names.CONFIG_FILE
-    if "--config" in words:
+    if "--config" in words[:-1]:
         at = words.index("--config")
         config = words[at + 1]
         del words[at : at + 2]
+    if not words:
+        raise UsageError("the directories NORMAL EARLY LATE are missing")
     return words[0], config
 
 
@@ -75,24 +82,9 @@ def _write(path: str, text: str | None) -> None:
 
 
 def warn(message: str) -> None:
-    """One line to the kernel log where that can be written, else to standard error. Never raises."""
+    """One line to standard error, which the generator's shell wrapper points at the kernel log where there is one."""
     line = f"llm-appliance-generator: {message}".replace("\n", " ")[:900]
-    for write in (_to_kernel, _to_stderr):
-        try:
-            write(line)
-        except OSError:
-            continue
-        return
-
-
-def _to_kernel(line: str) -> None:
-    # Without O_CREAT: in a container there is no /dev/kmsg, and a file of that name helps nobody.
-    descriptor = os.open("/dev/kmsg", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        os.write(descriptor, f"<4>{line}".encode())
-    finally:
-        os.close(descriptor)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody listens, which is no reason to fail either
