@@ -1,12 +1,14 @@
-"""`llm-appliance config show [--effective]` and `config explain KEY`."""
+"""`llm-appliance config show [--effective]`, `config explain KEY` and `config snapshot [--keep]`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from appliance import names
 from appliance.config import diff, sample, source
 from appliance.config.model import Config
 from appliance.config.places import Path
@@ -14,6 +16,7 @@ from appliance.config.source import Effective
 from appliance.config.table import ROWS, TABLES
 from appliance.config.values import show, spell
 from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
+from appliance.host import files
 
 from . import output
 
@@ -23,17 +26,32 @@ _USERINFO = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`show [--effective]`, `explain [KEY]`."""
-    verbs = parser.add_subparsers(dest="what", metavar="show|explain", required=True)
+    """`show [--effective]`, `explain [KEY]`, `snapshot [--keep]`."""
+    verbs = parser.add_subparsers(dest="what", metavar="show|explain|snapshot", required=True)
     shown = verbs.add_parser("show", help="what the files set, and where", allow_abbrev=False)
     shown.add_argument("--effective", action="store_true", help="every setting in force, defaults too")
     explained = verbs.add_parser("explain", help="what a key means", allow_abbrev=False)
     explained.add_argument("key", nargs="?", metavar="KEY", help="a dotted key, like supervisor.hang.confirm")
+    snapshot = verbs.add_parser("snapshot", help="all files merged into one", allow_abbrev=False)
+    snapshot.add_argument(
+        "--keep", action="store_true", help="write it as the last good configuration, unless there is one already"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the settings, or one explanation."""
-    return _show(args) if args.what == "show" else _explain(args)
+    """Print the settings, one explanation, or the merged file."""
+    return {"show": _show, "explain": _explain, "snapshot": _snapshot}[args.what](args)
+
+
+def _snapshot(args: argparse.Namespace) -> int:
+    """Until something was applied, what a fresh installation has is what a bad edit falls back to: `--keep`."""
+    content = source.snapshot(args.config)
+    target = os.path.join(os.path.dirname(args.config), names.LAST_GOOD_NAME)
+    if not args.keep:
+        print(content.decode(), end="")
+    elif not os.path.exists(target):
+        files.replace(target, content)
+    return EXIT_OK
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -137,3 +137,19 @@ def test_explain_of_an_unknown_key_names_the_nearest(capsys: pytest.CaptureFixtu
     status, _, err = run(capsys, "config", "explain", "gateway.admission.queue_sise")
     assert status == 2
     assert "gateway.admission.queue_size" in err
+
+
+def test_a_snapshot_is_printed_and_kept_once(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(GOOD)
+    kept = config.parent / "last-good.toml"
+    status, out, _ = run(capsys, "--config", config, "config", "snapshot")
+    assert status == 0
+    assert 'confirm = "60s"' in out
+    assert not kept.exists()
+    assert run(capsys, "--config", config, "config", "snapshot", "--keep") == (0, "", "")
+    assert kept.read_text() == out
+    config.write_text("")
+    run(capsys, "--config", config, "config", "snapshot", "--keep")
+    assert kept.read_text() == out
+    config.write_text(BAD)
+    assert run(capsys, "--config", config, "config", "snapshot", "--keep")[0] == 2
