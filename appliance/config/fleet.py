@@ -131,7 +131,7 @@ def _env(engine: Engine, index: int, say: Say) -> None:
         elif name == "VLLM_LOGGING_LEVEL" and value.upper() not in _LOG_LEVELS:
             say(path, "is refused: above INFO the launcher cannot follow the engine", 'leave it out, or "DEBUG"')
         elif name == "CUDA_VISIBLE_DEVICES":
-            say(path, "is set by gpus and has no effect here", "set gpus", "warning")
+            say(path, "goes past gpus, which memory shares and start order are judged by", "set gpus", "warning")
         elif name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             say(path, "engines run offline and need no token, and this file is readable by all",
                 "set [models] token_file", "warning")  # fmt: skip
