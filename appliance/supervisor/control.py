@@ -35,6 +35,7 @@ from .daemon import Daemon
 from .observe import Observation, desired_of
 
 READ_DEADLINE_S = 5.0
+FIRST_LOOK_S = 15.0
 HOLD_DEADLINE_S = 120.0  # an engine's TimeoutStopSec= and some
 FOLLOW_DEADLINE_S = 3600.0
 LINE_LIMIT = 16384
@@ -94,6 +95,10 @@ class Control:
             raise Failed("only root may change engines")
         if op not in ("hold", "resume", "restart", "apply"):
             raise UsageError(f"there is no op {op!r}")
+        try:
+            await asyncio.wait_for(self._daemon.looked.wait(), FIRST_LOOK_S)
+        except asyncio.TimeoutError:
+            raise Failed("the supervisor has not taken its first look yet") from None
         if self._daemon.observation.fault:
             raise Failed(f"systemd does not answer: {self._daemon.observation.fault}")
         deadline = request.get("deadline")
@@ -129,7 +134,7 @@ class Control:
             else:
                 why = str(request.get("reason") or "asked by the operator")
                 daemon.save({**daemon.ledger.records, instance: orders.restarted(record, seen, why)})
-        daemon.wake.set()
+        daemon.ordered()
         who = ", ".join(instances)
         if op == "hold":
             return await self._follow(instances, writer, queue, HOLD_DEADLINE_S, down=True)
@@ -146,7 +151,7 @@ class Control:
             raise ConfigInvalid(found.problems)
         new = desired_of(found.config)
         observed = daemon.observation
-        result = orders.applied(daemon.desired, new, observed.seen, daemon.ledger.records, observed.holds)
+        result = orders.applied(daemon.desired, new, observed.seen, daemon.ledger.records, daemon.holds)
         daemon.save(result.records)
         for instance in result.released:
             daemon.release(instance)
@@ -156,7 +161,7 @@ class Control:
         self._tell("config-applied", f"the configuration is applied: {changes or 'no engine is touched'}")
         for instance, note in result.notes.items():
             await _send(writer, {"event": "change", "engine": instance, "message": note})
-        daemon.wake.set()
+        daemon.ordered()
         followed = [d.instance for d in new if d.instance in result.records and result.records[d.instance].wanted]
         followed += [instance for instance, record in result.records.items() if record.drop]
         if not followed:
@@ -218,14 +223,14 @@ class Control:
         daemon = self._daemon
         found = [d.instance for d in daemon.desired if d.engine == engine]
         found = found or [d.instance for d in daemon.desired if d.instance == engine]
-        if not found and isinstance(engine, str) and engine in daemon.observation.holds:
+        if not found and isinstance(engine, str) and engine in daemon.holds:
             found = [engine]  # held, and the configuration does not name it any more
         if not found:
             known = ", ".join(dict.fromkeys(d.engine for d in daemon.desired)) or "none"
             raise UsageError(f"there is no local engine {engine!r}; the configuration in force has: {known}")
-        held = [instance for instance in found if instance in daemon.observation.holds]
+        held = [instance for instance in found if instance in daemon.holds]
         if held and not with_held:
-            raise Failed(f"{held[0]} is held: {daemon.observation.holds[held[0]][1]}; llm-appliance resume {held[0]}")
+            raise Failed(f"{held[0]} is held: {daemon.holds[held[0]][1]}; llm-appliance resume {held[0]}")
         return found
 
     def _fleet(self) -> dict[str, object]:

@@ -26,7 +26,7 @@ from appliance.policy.restart import Record
 from . import ledger as ledgers
 from .act import Hand, Refusal
 from .fleet import Fleet, observed_only
-from .observe import Observation, desired_of, observe
+from .observe import Observation, desired_of, observe, read_holds
 
 RETRY_CONFIG_S = 10.0  # while there is no valid configuration at all
 RUNTIME_PAUSE_S = 300.0  # between two starts of the runtime's unit that an engine waits for
@@ -45,9 +45,10 @@ class Daemon:
         self.observation = Observation({}, {}, Readiness(), fault="not looked yet")
         self.effective = source.effective(config_path)
         self.desired = desired_of(self.effective.config)
+        self.looked = asyncio.Event()  # the first look was taken
         self.wake = asyncio.Event()
         self.listeners: set[asyncio.Queue[dict[str, object] | None]] = set()
-        self._acted: dict[str, float] = {}  # instance, "" for the runtime -> monotonic instant of the last request
+        self._acted: dict[str, tuple[float, UnitState, str]] = {}  # last request: instant, and what was seen then
         self._read_at = clock.monotonic()
         self._faults: dict[str, str] = {}  # what was told already, by subject
 
@@ -99,6 +100,7 @@ class Daemon:
         if self.effective.config is None and clock.monotonic() - self._read_at > RETRY_CONFIG_S:
             self.read_config()
         self.observation = await observe(self.effective.config, self.desired, self.places)
+        self.looked.set()
         self.complain("systemd", self.observation.fault, "systemd-refused", WARNING)
         self._remember()
         made = self._plan()
@@ -167,9 +169,15 @@ class Daemon:
 
     def _plan(self) -> Plan:
         now = clock.monotonic()
-        recent = {instance: now - at for instance, at in self._acted.items()}
-        if now - self._acted.get("", -RUNTIME_PAUSE_S) < RUNTIME_PAUSE_S:
-            recent[""] = 0.0
+        recent = {}
+        for instance, (at, *before) in list(self._acted.items()):
+            seen = self.observation.seen.get(instance, Seen())
+            if instance and [seen.unit, seen.run] != before:
+                del self._acted[instance]  # it had an effect
+            else:
+                recent[instance] = now - at
+        if "" in recent:
+            recent[""] = 0.0 if recent[""] < RUNTIME_PAUSE_S else recent[""]
         return plan(
             Situation(
                 desired=self.desired,
@@ -203,7 +211,8 @@ class Daemon:
         try:
             if action.verb is Verb.HOLD:
                 self.hold(action.instance, action.cause, action.reason)
-            self._acted[action.instance] = clock.monotonic()
+            seen = self.observation.seen.get(action.instance, Seen())
+            self._acted[action.instance] = (clock.monotonic(), seen.unit, seen.run)
             verb = {Verb.HOLD: "stop", Verb.RUNTIME: "start"}.get(action.verb, action.verb.value)
             await self.hand.ask(verb, unit)
         except Refusal as refusal:
@@ -217,6 +226,16 @@ class Daemon:
             self.publish(
                 {"event": "action", "engine": action.instance, "action": action.verb.value, "message": action.reason}
             )
+
+    def ordered(self) -> None:
+        """An order came: what it wants is looked at now, and what was asked before does not delay it."""
+        self._acted.clear()
+        self.wake.set()
+
+    @property
+    def holds(self) -> Mapping[str, tuple[str, str]]:
+        """Holds as they are on disk now; the last observation may be older than the last action."""
+        return read_holds(self.places)
 
     def hold(self, instance: str, cause: str, reason: str) -> None:
         """Put a hold on disk; the unit's own condition reads it from then on. Raises OSError."""

@@ -1,0 +1,254 @@
+"""The supervisor as a process: engines come back, whoever and whatever was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.stage import CHAT, EMBED, SETTINGS, Stage, staged, unit
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with staged(tmp_path) as made:
+        yield made
+
+
+def test_an_engine_is_started_dies_and_comes_back(stage: Stage) -> None:
+    stage.start()
+    stage.serving()
+    assert stage.fleet()["load_s"] == pytest.approx(26.0, abs=0.2)
+    stage.die(cause="worker-died", message="worker 1 was killed by SIGKILL")
+    stage.wait_started(2)
+    assert stage.systemd.calls[-1] == ["restart", unit()]  # systemd waits for its own restart: `start` would not do
+    seen = stage.wait_state("starting")
+    assert seen["restarts"] == 1
+    stage.serving()
+    told = [line for line in stage.journal.splitlines() if "worker-died" in line]
+    assert "worker 1 was killed by SIGKILL" in told[0]
+    assert stage.starts() == 2
+
+
+def test_what_will_not_get_better_is_held_at_once_with_its_remedy(stage: Stage) -> None:
+    stage.start()
+    stage.wait_started(1)
+    stage.die(status=78, cause="config-error", message="unknown flag max_num_sequences")
+    held = stage.wait_state("held")
+    assert (held["cause"], held["reason"]) == ("config-error", "unknown flag max_num_sequences")
+    assert "resume" in held["next"]
+    assert (stage.state / "supervisor/holds/chat").exists()
+    assert stage.starts() == 1
+    assert "llm-appliance apply" in stage.journal
+
+
+def test_the_budget_ends_in_a_hold_and_resume_begins_anew(stage: Stage) -> None:
+    stage.start()
+    for number in range(1, 5):
+        stage.wait_started(number)
+        stage.die(status=72, cause="start-failed", message="no luck")
+    held = stage.wait_state("held")
+    assert "budget" in held["reason"]
+    assert stage.starts() == 4
+    assert stage.ask("restart", engine="chat")[-1]["ok"] is False
+    assert stage.ask("resume", engine="chat")[-1]["ok"] is True
+    stage.wait_started(5)
+    assert stage.ledger()["deaths"] == []
+    stage.serving()
+
+
+def test_an_operators_hold_outlives_the_supervisor(stage: Stage) -> None:
+    stage.start()
+    stage.serving()
+    answer = stage.ask("hold", engine="chat", reason="new fans")
+    assert answer[-1] == {"done": True, "ok": True, "message": "chat: stopped"}
+    assert stage.systemd.get(unit())["ActiveState"] == "inactive"
+    assert stage.wait_state("held")["reason"] == "new fans"
+    stage.kill()
+    stage.start()
+    assert stage.fleet()["state"] == "held"
+    stage.systemd.start(unit())  # somebody's `systemctl start`: the unit's condition refuses it
+    assert stage.systemd.get(unit())["ActiveState"] == "inactive"
+    assert stage.ask("resume", engine="chat")[-1]["ok"] is True
+    stage.serving()
+
+
+def test_killed_between_the_death_and_the_restart(stage: Stage) -> None:
+    stage.write(CHAT, SETTINGS.replace('"200ms"', '"3s"'))
+    stage.start()
+    stage.serving()
+    stage.die()
+    stage.wait(lambda: stage.ledger().get("not_before"), "the death is on record")
+    stage.kill()
+    starts = stage.starts()
+    stage.start()
+    stage.wait_started(starts + 1)
+    stage.serving()
+    assert len(stage.ledger()["deaths"]) == 1
+    assert stage.starts() == starts + 1
+
+
+def test_killed_after_the_restart_was_asked_for(stage: Stage) -> None:
+    """The wish is still on record, the run that fulfils it is there: it is not restarted again."""
+    stage.start()
+    stage.serving()
+    stage.ask("restart", engine="chat")
+    stage.wait_started(2)
+    stage.kill()
+    stage.start()
+    stage.serving()
+    assert stage.ledger().get("wanted", "") == ""
+    assert stage.starts() == 2
+
+
+def test_killed_while_the_net_restarted_the_engine(stage: Stage) -> None:
+    stage.start()
+    stage.serving()
+    stage.kill()
+    stage.die(cause="cuda-fault", message="illegal access")
+    stage.systemd.set(unit(), ActiveState="inactive")
+    stage.systemd.start(unit())  # systemd's own restart
+    stage.start()
+    stage.wait(lambda: stage.ledger().get("deaths"), "the death is on record")
+    stage.serving()
+    assert [death["cause"] for death in stage.ledger()["deaths"]] == ["cuda-fault"]
+    assert stage.starts() == 1
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_lost_files_lose_no_engine(stage: Stage, damage: str) -> None:
+    stage.start()
+    stage.serving()
+    stage.kill()
+    for path in (stage.state / "supervisor/ledger.json", stage.run / "supervisor/fleet.json"):
+        path.unlink() if damage == "missing" else path.write_text('{"v": 1, "engines": {"chat": [')
+    (stage.run / "engines/chat/state.json").unlink()
+    stage.start()
+    stage.wait_state("serving")
+    assert stage.starts() == 1
+    stage.die()
+    stage.wait_started(2)
+
+
+def test_one_start_at_a_time(tmp_path: Path) -> None:
+    with staged(tmp_path, CHAT + EMBED) as stage:
+        stage.start()
+        stage.wait_started(1, "chat")
+        assert "chat is starting" in stage.wait_state("waiting", "embed")["reason"]
+        assert stage.starts("embed") == 0
+        stage.serving("chat")
+        stage.serving("embed")
+
+
+def test_engines_wait_for_the_runtime_and_start_by_themselves(stage: Stage) -> None:
+    stage.complete(False)
+    stage.start()
+    assert "the vLLM runtime" in stage.wait_state("waiting")["reason"]
+    stage.wait(lambda: ["start", "llm-runtime.service"] in stage.systemd.calls, "the runtime is asked for")
+    assert stage.starts() == 0
+    stage.complete(True)
+    stage.serving()
+
+
+def test_a_unit_stopped_by_hand_stays_down(stage: Stage) -> None:
+    stage.start()
+    stage.serving()
+    stage.systemd.set(unit(), ActiveState="inactive", SubState="dead")
+    assert "by hand" in stage.wait_state("stopped")["reason"]
+    assert stage.starts() == 1
+    assert stage.ask("restart", engine="chat")[-1]["ok"] is True
+    stage.serving()
+
+
+def test_observe_touches_nothing(stage: Stage) -> None:
+    stage.write(CHAT, SETTINGS.replace("[supervisor]", '[supervisor]\nmode = "observe"'))
+    stage.start()
+    stage.wait(lambda: "observe" in stage.fleet().get("next", ""), "what would be done is told")
+    stage.systemd.start(unit())
+    stage.serve()
+    stage.wait_state("serving")
+    stage.die(status=78, cause="config-error", message="bad flag")
+    assert stage.wait_state("failed")["cause"] == "config-error"
+    assert stage.systemd.calls == []
+    assert not (stage.state / "supervisor/holds/chat").exists()
+
+
+def test_systemd_refuses_and_then_does_not(stage: Stage) -> None:
+    stage.systemd.refuse("show", "Connection timed out")
+    stage.start()
+    stage.wait(lambda: "Connection timed out" in stage.journal, "the refusal is told")
+    assert stage.ask("restart", engine="chat")[-1]["ok"] is False
+    assert stage.systemd.calls == []
+    stage.systemd.refuse("show", "")
+    stage.serving()
+    assert stage.journal.count("Connection timed out") == 1
+
+
+def test_an_invalid_file_keeps_the_configuration_in_force(stage: Stage) -> None:
+    stage.start()
+    stage.serving()
+    digest = stage.digest()
+    stage.config.write_text("[[engine]\n")
+    assert stage.process is not None
+    stage.process.send_signal(signal.SIGHUP)
+    stage.wait(lambda: "is not TOML" in stage.journal, "the problem is told")
+    answer = stage.ask("apply")
+    assert answer[-1]["ok"] is False
+    stage.die()
+    stage.wait_started(2)
+    stage.serve(digest=digest)
+    stage.wait(lambda: stage.fleet()["state"] == "serving" and not stage.ledger().get("wanted"), "it serves again")
+
+
+def test_no_configuration_at_all_is_waited_out(stage: Stage) -> None:
+    stage.config.write_text("nonsense = 1\n")
+    stage.start()
+    stage.wait(lambda: "nonsense" in stage.journal, "the problem is told")
+    assert stage.systemd.calls == []
+    stage.write(CHAT)
+    assert stage.process is not None
+    stage.process.send_signal(signal.SIGHUP)
+    stage.serving()
+
+
+def test_there_is_one_supervisor(stage: Stage) -> None:
+    stage.start()
+    first = stage.process
+    with pytest.raises(AssertionError, match="process has ended"):
+        _second(stage)
+    assert first is not None and first.poll() is None
+    assert "another supervisor runs already" in stage.journal
+    stage.process = first
+
+
+def _second(stage: Stage) -> None:
+    import subprocess
+    import sys
+
+    with open(stage.errors, "ab") as errors:
+        ended = subprocess.run(
+            [sys.executable, "-m", "appliance", "supervisor", "--config", str(stage.config)],
+            env=stage.environment,
+            stderr=errors,
+            timeout=20,
+            check=False,
+        )
+    assert ended.returncode == 0, f"process has ended with {ended.returncode}"
+
+
+def test_it_stops_when_asked_and_leaves_the_engines(stage: Stage) -> None:
+    stage.start()
+    stage.serving()
+    calls = stage.systemd.calls
+    assert stage.stop() == 0
+    assert stage.systemd.calls == calls
+    assert not (stage.run / "supervisor/control.sock").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="asks systemctl itself as root alone")
+def test_as_root_it_needs_no_helper(stage: Stage) -> None:
+    stage.start(helper=False)
+    stage.serving()
