@@ -6,6 +6,7 @@ whole process tree:
     start     not serving within the engine's startup_timeout
     death     vLLM announced that its engine is gone and its main process stays: it has been seen to stay for minutes
     stop      asked to stop, and still there after vLLM's own grace and a margin
+    closing   its engine is gone and its HTTP server waits for clients that will never get another byte
 
 Exit status: 0 only when asked to stop; see `appliance.names.LAUNCHER_*`.
 """
@@ -25,7 +26,7 @@ from appliance.host import notify
 from appliance.host.journal import ERR, INFO, WARNING
 from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
 from appliance.wire.vllmcauses import Cause
-from appliance.wire.vllmlog import Line, Progress, Reader, advance, announces_death, is_trivia
+from appliance.wire.vllmlog import Line, Progress, Reader, advance, announces_death, is_trivia, waits_for_clients
 
 from . import leftovers, tree
 from .ready import Outcome, Probe
@@ -44,6 +45,7 @@ class Limits:
     start: float
     death: float = 15.0  # a dead engine core takes 1 s to end the rest, a dead worker 10 s
     stop: float = SHUTDOWN_S + 15.0
+    closing: float = 3.0
     orphan: float = 3.0  # from SIGTERM to SIGKILL for what outlives vLLM's main process
     kill: float = 20.0  # a process in a driver call cannot be killed; the launcher does not wait for it for ever
     output: float = 1.0  # for the last lines after the end
@@ -75,6 +77,7 @@ class Launcher:
         output, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(theirs, True)
         known: Cause | None = None
+        told: tuple[Line, ...] = ()
         probe: Probe | None = None
         try:
             try:
@@ -93,6 +96,8 @@ class Launcher:
                 self._poll.register(output, select.POLLIN)
                 self._poll.register(wake[0], select.POLLIN)
                 self._follow(output, wake[0])
+                self._read_all(output)
+                told = tuple(self._lines)  # what comes now is said by processes that the launcher ends
                 self._bury(output, wake[0])
         finally:
             if probe is not None:
@@ -101,7 +106,7 @@ class Launcher:
             for descriptor in (output, *wake):
                 os.close(descriptor)
         self._clear()
-        return self._finish(known)
+        return self._finish(told, known)
 
     # --- while it lives -------------------------------------------------------------------------------------------
 
@@ -137,6 +142,8 @@ class Launcher:
             self._report.log(WARNING, "vLLM's engine is dead and its main process stays: ending it")
         elif name == "stop":
             self._report.log(WARNING, f"still there {self._limits.stop:.0f} s after SIGTERM: killing it")
+        elif name == "closing":
+            self._report.log(WARNING, "its HTTP server waits for clients that it cannot answer any more: ending it")
         self._ending = True
 
     def _told(self, outcome: Outcome | None, wake: int) -> None:
@@ -180,11 +187,18 @@ class Launcher:
 
     # --- its output -----------------------------------------------------------------------------------------------
 
-    def _read(self, output: int) -> None:
+    def _read_all(self, output: int) -> None:
+        """What is there now; a torrent is cut off after some megabytes."""
+        for _ in range(100):
+            if self._silent or not self._read(output):
+                return
+
+    def _read(self, output: int) -> bool:
+        """One piece of output; False when there was none."""
         try:
             data = os.read(output, 1 << 16)
         except BlockingIOError:
-            return
+            return False
         if not data:  # every writer is gone
             if not self._silent:
                 self._poll.unregister(output)
@@ -203,6 +217,7 @@ class Launcher:
                 written.append(self._show(line, raw))
         if written:
             _write("".join(written))
+        return True
 
     def _heed(self, line: Line) -> None:
         self._lines.append(line)
@@ -211,6 +226,8 @@ class Launcher:
             self._report.alive()
         if announces_death(line) and not self._requested:
             self._deadlines.setdefault("death", clock.monotonic() + self._limits.death)
+        if waits_for_clients(line) and (self._requested or "death" in self._deadlines):
+            self._deadlines.setdefault("closing", clock.monotonic() + self._limits.closing)
 
     def _show(self, line: Line, raw: bytes) -> str:
         text = raw.decode(errors="replace").rstrip()
@@ -234,9 +251,9 @@ class Launcher:
         while not self._silent and (seconds := until - clock.monotonic()) > 0:
             self._wait(output, wake, seconds)
 
-    def _finish(self, known: Cause | None) -> int:
+    def _finish(self, lines: tuple[Line, ...], known: Cause | None) -> int:
         ending = Ending(self._status, self._requested, self._served, self._late)
-        verdict = verdict_of(ending, tuple(self._lines), known)
+        verdict = verdict_of(ending, lines, known)
         self._report.ended(verdict, self._status, requested=self._requested, served=self._served)
         return verdict.exit_status
 

@@ -16,7 +16,7 @@ from appliance import clock
 
 SHARED_MEMORY = "/dev/shm"
 _OURS = re.compile(r"psm_|sem\.mp-|vllm_|nccl-|torch_|__KMP_REGISTERED_LIB_")
-NEW_S = 10.0  # a segment is created, then mapped; younger ones may be between the two
+NEW_S = 2.0  # a segment is created, then mapped; younger ones may be between the two
 
 
 def clear_shared_memory(directory: str = SHARED_MEMORY, *, proc: str = "/proc") -> int:

@@ -26,7 +26,7 @@ _IPC_NAME = 37  # "/" and the uuid that vLLM names its inner sockets by
 
 BUILTIN_FLAGS: Mapping[str, Mapping[str, object]] = {
     "builtin:smollm2-135m": {"max_model_len": 4096},
-    "builtin:minilm-l6-v2": {"runner": "pooling"},
+    "builtin:minilm-l6-v2": {"runner": "pooling", "dtype": "float32"},
 }
 _CPU_FLAGS: Mapping[str, object] = {"enforce_eager": True, "gpu_memory_utilization": 0.05}
 _CPU_KV_BUILTIN = 512 << 20  # 23,000 tokens of SmolLM2

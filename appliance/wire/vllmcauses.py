@@ -17,6 +17,7 @@ from typing import NamedTuple
 from appliance.wire.vllmlog import ERR, Line, announces_death
 
 WINDOW = 200  # lines before a death that may explain it; older ones belong to requests that failed alone
+LONGEST_GROUP = 300  # characters of a quoted message
 
 
 class Cause(NamedTuple):
@@ -43,7 +44,7 @@ _COMPILER = "install gcc, g++ and python3-dev"
 _FETCH = "llm-appliance models list shows what is here; llm-appliance models pull fetches a model"
 _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     # what the configuration asks for and vLLM cannot give
-    (0, "config-error", r"vllm\b.*: error: (.+)", "vLLM refuses its arguments: {0}", "correct [engine.vllm]"),
+    (0, "config-error", r"^vllm\b[^:]*: error: (.+)", "vLLM refuses its arguments: {0}", "correct [engine.vllm]"),
     (
         0,
         "config-error",
@@ -89,7 +90,14 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         0,
         "config-error",
-        r".*(?:requires you to execute the \w+ file|contains custom code which must be|trust_remote_code=True)",
+        r"has model type `([^`]+)` but Transformers does not recognize",
+        "this vLLM does not know the model type {0}",
+        "use another model or another vLLM version",
+    ),
+    (
+        0,
+        "config-error",
+        r"(?:requires you to execute the \w+ file|contains custom code which must be|trust_remote_code=True)",
         "the model brings code of its own",
         "read that code, then set trust_remote_code = true in [engine.vllm]",
     ),
@@ -134,14 +142,14 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         0,
         "model-unreadable",
-        r".*(?:SafetensorError|safetensors_rust)\S*: (?:Error while deserializing header: )?(.+)",
+        r"(?:SafetensorError|safetensors_rust)\S*: (?:Error while deserializing header: )?(.+)",
         "a weight file is broken: {0}",
         "fetch the model again",
     ),
     (
         0,
         "model-unreadable",
-        r"(?:.*config file at '([^']*)' is not a valid JSON)",
+        r"(?:config file at '([^']*)' is not a valid JSON)",
         "{0} is not JSON",
         "fetch the model again",
     ),
@@ -149,81 +157,81 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         0,
         "toolchain-missing",
-        r"(?:.*Failed to find C compiler|.*InvalidCxxCompiler|.*No working C\+\+ compiler found|.*nvcc not found"
-        r"|.*Could not find nvcc|.*No such file or directory: '(?:g\+\+|gcc|cc|c\+\+|nvcc|ninja)')",
+        r"(?:Failed to find C compiler|InvalidCxxCompiler|No working C\+\+ compiler found|nvcc not found"
+        r"|Could not find nvcc|No such file or directory: '(?:g\+\+|gcc|cc|c\+\+|nvcc|ninja)')",
         "vLLM wants to compile and finds no compiler",
         _COMPILER,
     ),
-    (0, "toolchain-missing", r".*fatal error: Python\.h", "vLLM wants to compile and Python.h is missing", _COMPILER),
+    (0, "toolchain-missing", r"fatal error: Python\.h", "vLLM wants to compile and Python.h is missing", _COMPILER),
     (
         0,
         "toolchain-missing",
-        r".*(lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
+        r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
         "the library {0} is missing",
         "install the package that has it",
     ),
     (
         0,
         "shm-full",
-        r".*Insufficient space in (\S+) for .*?: (\S+ \w+) required, (\S+ \w+) free",
+        r"Insufficient space in (\S+) for .*?: (\S+ \w+) required, (\S+ \w+) free",
         "{0} is too small: {1} needed, {2} free",
         "raise shm_size",
     ),
     (
         0,
         "shm-full",
-        r".*(?:No space left on device: '?/?(?:dev/shm|psm_)|/dev/shm/\S+ .*No space left on device)",
+        r"(?:No space left on device: '?/?(?:dev/shm|psm_)|/dev/shm/\S+ .*No space left on device)",
         "/dev/shm is full",
         "raise shm_size",
     ),
     (
         0,
         "disk-full",
-        r".*\[Errno 28\] No space left on device(?:: '?([^'\n]*))?",
+        r"\[Errno 28\] No space left on device(?:: '?([^'\n]*))?",
         "the disk is full {0}",
         "free some space; llm-appliance runtime list shows old runtimes",
     ),
     (
         0,
         "driver-mismatch",
-        r".*(?:Driver/library version mismatch|driver on your system is too old)",
+        r"(?:Driver/library version mismatch|driver on your system is too old)",
         "the NVIDIA driver does not fit its library or this CUDA",
         "reboot after a driver upgrade, or install a newer driver",
     ),
-    (0, "gpu-lost", r".*(?:No CUDA GPUs are available|GPU is lost)", "no GPU can be reached", "nvidia-smi; dmesg"),
+    (0, "gpu-lost", r"(?:No CUDA GPUs are available|GPU is lost)", "no GPU can be reached", "nvidia-smi; dmesg"),
     # memory
     (
         0,
         "gpu-memory-taken",
-        r".*Free memory on device (\S+) \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired",
+        r"Free memory on device (\S+) \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired",
         "{1} of {2} GiB are free on {0}, less than the engine wants",
         "see with nvidia-smi who holds the memory",
     ),
     (
         0,
         "start-contention",
-        r".*Available memory on node \S+ \(([\d.]+)/([\d.]+) GiB\).*",
+        r"Available memory on node \S+ \(([\d.]+)/([\d.]+) GiB\).*",
         "{0} of {1} GiB of host memory are free, less than the engine wants",
         "lower gpu_memory_utilization (on a CPU it is the share of host memory)",
     ),
     (
         0,
         "start-contention",
-        r".*Error in memory profiling",
+        r"Error in memory profiling",
         "another process freed GPU memory while vLLM measured it",
         "engines of one GPU must start one after the other",
     ),
     (
         0,
         "kv-none",
-        r".*No available memory for the cache blocks",
+        r"No available memory for the cache blocks",
         "the weights leave no memory for a KV cache",
         "raise gpu_memory_utilization, use more GPUs, or a smaller or quantized model",
     ),
     (
         0,
         "kv-too-small",
-        r".*max seq len \((\d+)\), \(?([\d.]+ GiB) KV cache is needed.*?available KV cache memory \(([\d.]+ GiB)\)"
+        r"max seq len \((\d+)\), \(?([\d.]+ GiB) KV cache is needed.*?available KV cache memory \(([\d.]+ GiB)\)"
         r"(?:.*estimated maximum model length is (\d+))?",
         "one request of {0} tokens needs {1} of KV cache and there are {2}",
         "set max_model_len to at most {3}",
@@ -231,17 +239,17 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         0,
         "cuda-oom-warmup",
-        r".*CUDA out of memory occurred when warming up",
+        r"CUDA out of memory occurred when warming up",
         "GPU memory ran out while vLLM warmed up",
         _FEWER_GPU_BYTES,
     ),
-    (0, "cuda-oom", r".*(?:OutOfMemoryError|CUDA out of memory)", "GPU memory ran out {when}", _FEWER_GPU_BYTES),
+    (0, "cuda-oom", r"(?:OutOfMemoryError|CUDA out of memory)", "GPU memory ran out {when}", _FEWER_GPU_BYTES),
     # the GPU and the collective
-    (0, "gpu-ecc", r".*uncorrectable ECC error", "a GPU has an uncorrectable memory error", "dmesg names the GPU"),
+    (0, "gpu-ecc", r"uncorrectable ECC error", "a GPU has an uncorrectable memory error", "dmesg names the GPU"),
     (
         0,
         "cuda-fault",
-        r".*CUDA error: (an illegal memory access was encountered|device-side assert triggered"
+        r"CUDA error: (an illegal memory access was encountered|device-side assert triggered"
         r"|unspecified launch failure|misaligned address)",
         "the GPU stopped: {0}",
         "when it comes again with other requests, look for Xid lines in the kernel log",
@@ -249,14 +257,14 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         0,
         "hang-collective",
-        r".*(?:Watchdog caught collective operation timeout|RPC call to (\w+) timed out)",
+        r"(?:Watchdog caught collective operation timeout|RPC call to (\w+) timed out)",
         "the ranks waited for each other until a time limit",
         "look for Xid lines in the kernel log; NCCL_P2P_DISABLE=1 tells whether the links are at fault",
     ),
     (
         0,
         "start-timeout",
-        r".*(?:Timed out waiting for engine core processes|Did not receive response from front-end)",
+        r"(?:Timed out waiting for engine core processes|Did not receive response from front-end)",
         "vLLM's processes waited for each other until a time limit",
         "",
     ),
@@ -264,7 +272,7 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         1,
         "start-failed",
-        r".*(?:\[Errno 98\]|EADDRINUSE)",
+        r"(?:\[Errno 98\]|EADDRINUSE)",
         "an address is in use",
         "a left-over process of an earlier start, or a foreign one, has it: ss -ltnpx",
     ),
@@ -278,16 +286,16 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         1,
         "start-failed",
-        r".*vLLM failed to compile the model",
+        r"vLLM failed to compile the model",
         "the compile cache is broken",
         "remove the engine's directory below the cache directory",
     ),
-    (1, "cuda-fault", r".*CUDA error: (.+)", "the GPU stopped: {0}", "look for Xid lines in the kernel log"),
-    (1, "config-error", r"\s*Value error, (.+?)(?: \[type=.*)?$", "vLLM refuses its configuration: {0}", ""),
+    (1, "cuda-fault", r"CUDA error: (.+)", "the GPU stopped: {0}", "look for Xid lines in the kernel log"),
+    (1, "config-error", r"^\s*Value error, (.+?)(?: \[type=.*)?$", "vLLM refuses its configuration: {0}", ""),
     (
         1,
         "worker-died",
-        r".*Worker proc (\S+) died unexpectedly \(exit code: (-?\w+)\)",
+        r"Worker proc (\S+) died unexpectedly \(exit code: (-?\w+)\)",
         "a worker died ({1})",
         "the kernel log tells whether the host ran out of memory",
     ),
@@ -295,11 +303,11 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         2,
         "engine-exception",
-        r".*EngineCore encountered a fatal error",
+        r"EngineCore encountered a fatal error",
         "the engine core stopped at an exception{exception}",
         "",
     ),
-    (2, "engine-died", r".*engine core exited unexpectedly", "the engine core is gone", ""),
+    (2, "engine-died", r"engine core exited unexpectedly", "the engine core is gone", ""),
 )
 SIGNATURES: tuple[Signature, ...] = tuple(
     Signature(rank, cause, re.compile(pattern), message, remedy) for rank, cause, pattern, message, remedy in _ROWS
@@ -329,7 +337,7 @@ def cause_of(lines: Sequence[Line], *, served: bool) -> Cause | None:
         for signature in SIGNATURES:
             if best is not None and signature.rank >= best[0]:
                 continue
-            if match := signature.pattern.match(line.text):
+            if match := signature.pattern.search(line.text):
                 best = (signature.rank, index, signature, match)
                 break
         if best is not None and best[0] == 0:
@@ -339,7 +347,7 @@ def cause_of(lines: Sequence[Line], *, served: bool) -> Cause | None:
 
 def _told(lines: Sequence[Line], served: bool, index: int, signature: Signature, match: re.Match[str]) -> Cause:
     """A found signature as a cause with its sentence: some words depend on when, on a number or on what follows."""
-    groups = ["" if group is None else group.strip() for group in match.groups()]
+    groups = ["" if group is None else group.strip()[:LONGEST_GROUP] for group in match.groups()]
     cause, remedy = signature.cause, signature.remedy
     extra: dict[str, str] = {}
     refine = _REFINED.get(cause)

@@ -153,6 +153,12 @@ def announces_death(line: Line) -> bool:
     return line.priority <= WARNING and _DEATHS.search(line.text) is not None
 
 
+def waits_for_clients(line: Line) -> bool:
+    """vLLM's HTTP server has stopped and waits for its open connections, without a limit: after a drain that ran out
+    of time, or a death, their streams never end."""
+    return line.text.startswith("Waiting for connections to close")
+
+
 _TRIVIA = re.compile(r"(?:.*\| )?Available routes are|Route: |\s*$|[\s▄█▀]+$")
 
 
