@@ -8,7 +8,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from .hostside import Target
@@ -54,13 +54,17 @@ class Progress:
             yield file
 
 
-def follow(target: Target, progress: Progress, port: int = 8080) -> None:
-    """Wait until the gateway is ready. Raises when the runtime or an engine says that it will not get better."""
+def follow(target: Target, progress: Progress, each: Callable[[], None], port: int = 8080) -> None:
+    """Wait until the gateway is ready, calling `each` every second.
+
+    Raises BoxError when the runtime or an engine says that it will not get better.
+    """
     spoken = -10.0
     while True:
         ready, words = _ready(port)
         if ready:
             return
+        each()
         _refuse_what_will_not_get_better(target)
         words = _words(target) or words
         if progress.elapsed() - spoken >= 5:

@@ -160,10 +160,14 @@ class Install:
 
     def follow(self) -> None:
         """Show what the runtime and the engines do, until a model serves."""
-        assert self.target is not None
-        follow(self.target, self.progress)
-        if isinstance(self.target, Box):
-            wheels.keep(self.target)
+        target = self.target
+        assert target is not None
+
+        def keep() -> None:
+            if isinstance(target, Box):
+                wheels.keep(target)
+
+        follow(target, self.progress, keep)
 
     def key(self) -> None:
         """Create a key, once; kept in a file of root's for the next run."""

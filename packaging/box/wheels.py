@@ -5,6 +5,7 @@ Only wheels that the runtime's locks name are taken: a host's directory of wheel
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from .machine import Box
 from .places import cache
 
 LOCKS = Path(__file__).resolve().parents[2] / "appliance/runtime/locks"
+FETCHED = "var/lib/llm-appliance/runtimes/wheels"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)===?([^ ;\\]+)")
 
 
@@ -73,13 +75,13 @@ def offer(box: Box, inside: str, dropin: str) -> None:
 
 
 def keep(box: Box) -> None:
-    """Copy the wheels that the box's runtime fetched to the kept ones."""
-    for wheel in box.path("/var/cache/llm-appliance").rglob("*.whl"):
-        target = cached() / wheel.name
-        if not target.exists():
-            fresh = target.with_name(f".{wheel.name}.{os.getpid()}")
-            shutil.copyfile(wheel, fresh)
-            fresh.replace(target)
+    """Keep the wheels that the box's runtime has fetched so far; it deletes them when its environment is complete.
+
+    A link beside the box's disk costs nothing, and a wheel that has its final name is not written again.
+    """
+    for wheel in (box.directory / "upper" / FETCHED).glob("*.whl"):
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            (cached() / wheel.name).hardlink_to(wheel)
 
 
 def _normal(name: str) -> str:

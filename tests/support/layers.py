@@ -47,8 +47,7 @@ def runtime_layer(distro: str, deb: Path) -> str:
         wheels.offer(box, WHEELHOUSE, DROPIN)
         box.write("/etc/llm-appliance/config.d/60-models.toml", BOTH)
         install(box, deb)
-        wait_until(lambda: runtime_complete(box), 1500, "the runtime complete", pause=1)
-        wheels.keep(box)
+        wait_until(lambda: wheels.keep(box) or runtime_complete(box), 1500, "the runtime complete", pause=1)
         box.snapshot(name, only=(f"{STATE}/runtimes", f"{STATE}/models"))
     _forget(f"runtime-{distro}-", name)
     return name
