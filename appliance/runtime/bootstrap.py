@@ -24,6 +24,7 @@ from .resolve import Sources, redacted
 VENV_DEADLINE_S = 120.0
 PIP_DEADLINE_S = 900.0
 PROBE_DEADLINE_S = 20.0
+MADE = ".made"  # in the environment: it holds a whole pip
 HOST_PYTHON = "/usr/bin/python3"
 
 
@@ -71,13 +72,8 @@ def ensure_uv(layout: Layout, python: str, version: str, lock: Lock, sources: So
     uv = home / "bin" / "uv"
     if record is not None and {name: record.get(name) for name in key} == key and uv.exists():
         return str(uv)
-    shutil.rmtree(home, ignore_errors=True)
-    made = child.run([python, "-m", "venv", str(home)], env=env, cwd=layout.runtimes, deadline_s=VENV_DEADLINE_S)
-    if made.status != 0:
-        raise Failed(
-            f"{python} -m venv failed: {made.lines[-1] if made.lines else 'it said nothing'}",
-            hint=f"apt install python3-venv (or python{version}-venv)",
-        )
+    if files.read_json(home / MADE) != {"v": 1, "python": version}:
+        _make_venv(layout, python, version, env)
     requirements = Path(layout.scratch, lock.name)
     requirements.write_text(lock.text)
     install = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
@@ -93,6 +89,18 @@ def ensure_uv(layout: Layout, python: str, version: str, lock: Lock, sources: So
         hint="check the network, [network] https_proxy and ca_file, and [runtime] index_url; "
         "without a network put uv's wheel into [runtime] wheelhouse",
     )
+
+
+def _make_venv(layout: Layout, python: str, version: str, env: Mapping[str, str]) -> None:
+    home = Path(layout.bootstrap)
+    shutil.rmtree(home, ignore_errors=True)
+    made = child.run([python, "-m", "venv", str(home)], env=env, cwd=layout.runtimes, deadline_s=VENV_DEADLINE_S)
+    if made.status != 0:
+        raise Failed(
+            f"{python} -m venv failed: {made.lines[-1] if made.lines else 'it said nothing'}",
+            hint=f"apt install python3-venv (or python{version}-venv)",
+        )
+    files.replace_json(home / MADE, {"python": version})
 
 
 def _reason(done: child.Ended) -> str:

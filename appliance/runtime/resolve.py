@@ -70,12 +70,18 @@ def resolve(
 ) -> tuple[Wheel, ...]:
     """The files of a lock for `python`. Asks the wheelhouse alone first. Raises Unavailable, Failed; may block for
     minutes."""
+    lacking = ""
     if sources.wheelhouses:
         try:
             return _ask(uv, python, lock, ["--no-index", *sources.find_links()], sources, env=env, scratch=scratch)
-        except Unavailable:
-            pass
-    return _ask(uv, python, lock, [*sources.index(), *sources.find_links()], sources, env=env, scratch=scratch)
+        except Unavailable as error:
+            lacking = f"; and the wheelhouse alone is not enough: {error.message}"
+    try:
+        return _ask(uv, python, lock, [*sources.index(), *sources.find_links()], sources, env=env, scratch=scratch)
+    except Unavailable:
+        raise
+    except Failed as error:
+        raise Failed(f"{error.message}{lacking}", hint=error.hint) from error
 
 
 def _ask(
@@ -97,7 +103,7 @@ def _ask(
     if ended.status == 0:
         return plan(tomllib.loads(answer.read_text()), lock, sources.wheelhouses, base=scratch)
     if NO_SOLUTION in ended.text:
-        raise Unavailable(f"the package index does not have all of {lock.name}: {_gist(ended.lines)}")
+        raise Unavailable(f"{lock.name} asks for what is not there: {_gist(ended.lines)}")
     raise Failed(
         f"the package index cannot be asked: {_gist(ended.lines)}",
         hint="check the network, [network] https_proxy and ca_file, and [runtime] index_url; "
@@ -109,7 +115,7 @@ def _gist(lines: Sequence[str]) -> str:
     """The last thing that uv names as a cause, with no credentials of an address in it."""
     told = [line.strip().removeprefix("cause:").removeprefix("Caused by:").strip() for line in lines if line.strip()]
     told = [line for line in told if not line.startswith(("hint:", "warning:", "WARNING"))]
-    return redacted(told[-1]) if told else "no reason was given"
+    return redacted(told[-1].removeprefix("error: ")) if told else "no reason was given"
 
 
 def redacted(text: str) -> str:

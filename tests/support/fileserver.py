@@ -59,6 +59,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             first = start + 1 if fault == "wrong-range" else start
             self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
         self.send_header("Content-Length", str(length + 7 if fault == "long-length" else length))
+        self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         end = len(body) - length // 2 if fault in ("cut", "reset") else len(body)

