@@ -71,10 +71,9 @@ class Effective:
 def effective(path: str = names.CONFIG_FILE) -> Effective:
     """The file with its drop-ins when it is valid, else last-good.toml beside it, else nothing; and the problems."""
     found = load(path)
-    last_good = os.path.join(os.path.dirname(path), names.LAST_GOOD_NAME)
-    if found.config is not None or os.path.abspath(last_good) == os.path.abspath(path):
+    if found.config is not None or os.path.basename(path) == names.LAST_GOOD_NAME:
         return found
-    spare = _load([last_good])
+    spare = last_good(path)
     if spare.config is None:
         return found
     return Effective(
@@ -93,6 +92,11 @@ def load(path: str = names.CONFIG_FILE) -> Effective:
     except OSError as error:
         return Effective(config=None, problems=(_unreadable(directory, error),))
     return _load([path, *(os.path.join(directory, name) for name in dropins)])
+
+
+def last_good(path: str = names.CONFIG_FILE) -> Effective:
+    """The last configuration that was applied, beside `path`; drop-ins are in it already and not read again."""
+    return _load([os.path.join(os.path.dirname(path), names.LAST_GOOD_NAME)])
 
 
 def snapshot(path: str = names.CONFIG_FILE) -> bytes:
