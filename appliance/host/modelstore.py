@@ -11,6 +11,7 @@ import os
 import pwd
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 
 from appliance import names
 from appliance.config.model import Config
@@ -43,6 +44,17 @@ def configured(config: Config, root: str | None = None) -> tuple[Model, ...]:
         Model(model, names.model_directory(model, directory, config.models.source), tuple(engines))
         for model, engines in users.items()
     )
+
+
+def stored(root: str) -> tuple[tuple[str, str], ...]:
+    """(model, path) of everything that was fetched below `root`, whole or in part, named as in the file."""
+    found = []
+    for pattern, prefix in (("builtin/*", "builtin:"), ("huggingface/*/*", ""), ("modelscope/*/*", "")):
+        base = Path(root, pattern.split("/")[0])
+        for path in sorted(Path(root).glob(pattern)):
+            if path.is_dir() and not path.name.startswith("."):
+                found.append((prefix + str(path.relative_to(base)), str(path)))
+    return tuple(found)
 
 
 def standing(model: Model) -> str:

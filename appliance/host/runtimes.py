@@ -11,10 +11,13 @@ Read by anyone; written by the builder and by root. An environment without `.com
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from appliance import names
 from . import files
 
 NAME = re.compile(r"(?P<version>\d[^/]*)-(?P<device>cpu|cuda)(-(?P<number>\d+))?")
-CURRENT, PREVIOUS, CHOICE = "current", "previous", "choice.json"
+CURRENT, PREVIOUS, CHOICE, LOCK = "current", "previous", "choice.json", ".lock"
 REQUEST = "install.json"  # `runtime install` leaves it for the builder: build this release's vLLM as well
 
 
@@ -118,6 +121,31 @@ def choose(root: str, name: str) -> None:
     """Activate `name` and keep to it until another is chosen. Raises OSError."""
     files.replace_json(f"{root}/{CHOICE}", {"name": name})
     switch(root, name)
+
+
+@contextlib.contextmanager
+def exclusive(root: str) -> Iterator[None]:
+    """Hold the lock of whoever changes environments; the kernel lets go of it when the process ends, however it ends.
+
+    Raises BlockingIOError when another holds it.
+    """
+    with open(f"{root}/{LOCK}", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def users(path: str, proc: str = "/proc") -> tuple[int, ...]:
+    """Processes that have files below `path` mapped, as far as this user may see them."""
+    found, needle = [], f" {os.path.realpath(path)}/".encode()
+    for entry in os.listdir(proc):
+        if entry.isdecimal():
+            try:
+                mapped = Path(proc, entry, "maps").read_bytes()
+            except OSError:
+                continue
+            if needle in mapped:
+                found.append(int(entry))
+    return tuple(sorted(found))
 
 
 def size(path: str) -> int:

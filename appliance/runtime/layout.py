@@ -36,11 +36,6 @@ class Layout:
         return f"{self.runtimes}/.scratch"
 
     @property
-    def lock(self) -> str:
-        """Held by the one builder at work."""
-        return f"{self.runtimes}/.lock"
-
-    @property
     def state_file(self) -> str:
         """What other processes read."""
         return f"{self.run}{names.RUNTIME_STATE[len(names.RUN) :]}"

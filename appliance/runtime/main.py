@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import functools
 import os
 import shutil
@@ -92,12 +91,11 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_one(layout: Layout) -> Iterator[None]:
-    """Hold the builder's lock; the kernel lets go of it when this process ends, however it ends."""
     for directory in (layout.runtimes, os.path.dirname(layout.state_file)):
         os.makedirs(directory, exist_ok=True)
-    with open(layout.lock, "a") as file:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(runtimes.exclusive(layout.runtimes))
         except BlockingIOError as error:
             raise Busy(f"another builder is at work in {layout.runtimes}") from error
         yield
