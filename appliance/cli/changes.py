@@ -1,0 +1,98 @@
+"""What an `apply` would do, in words: the settings that differ, and what that costs each engine and the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from appliance import names
+from appliance.config.diff import Change
+from appliance.config.model import Config, Engine
+from appliance.host import files, places
+from appliance.quantity import format_duration
+from appliance.units.render import engine_digest
+
+RELOAD, RESTART = "reload", "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What happens to whom: engine instances that are restarted, started or stopped, with a sentence each."""
+
+    engines: Mapping[str, str]
+    restarted: tuple[str, ...]
+    gateway: str  # "", RELOAD or RESTART
+    runtime: bool  # version or device of the runtime changed
+
+
+def costs(changes: Sequence[Change], old: Config | None, new: Config) -> Costs:
+    """The costs; what runs is judged by what its launcher says it was started with, else by the old configuration."""
+    where = places.from_environment()
+    fleet = files.read_json(where.under_run(names.FLEET_STATE)) or {}
+    told = fleet.get("engines")
+    entries = told if isinstance(told, dict) else {}
+    engines, restarted = {}, []
+    for instance in new.local_instances:
+        state = files.read_json(names.engine_state(instance, where.run)) or {}
+        running = state.get("digest") if state.get("phase") not in (None, "exited") else None
+        before = _digest(old, instance)
+        if running is None and before is None:
+            engines[instance] = "is started"
+        elif (running or before) != engine_digest(new, instance):
+            engines[instance] = f"is restarted{_took(entries.get(instance))}"
+            restarted.append(instance)
+    for instance in old.local_instances if old is not None else ():
+        if instance not in new.local_instances:
+            engines[instance] = "is stopped"
+    return Costs(
+        engines=engines,
+        restarted=tuple(restarted),
+        gateway=_gateway(changes, first=old is None),
+        runtime=any(change.key in ("runtime.version", "runtime.device") for change in changes),
+    )
+
+
+def lines(changes: Sequence[Change]) -> Iterator[str]:
+    """The settings that differ, one a line. Values of an engine's environment are not shown: they may be secrets."""
+    for change in changes:
+        if change.key == "engine":
+            word = "new" if change.old is None else "removed"
+            yield f"[[engine]] {change.engine}: {word}{_model(change.new or change.old)}"
+            continue
+        place = change.key if change.engine is None else f"{change.key} of {change.engine}"
+        if change.key.startswith("engine.env."):
+            yield f"{place}: {'removed' if change.new is None else 'new' if change.old is None else 'changed'}"
+        else:
+            yield f"{place}: {_value(change.old)} -> {_value(change.new)}"
+
+
+def _gateway(changes: Sequence[Change], *, first: bool) -> str:
+    mine = [change for change in changes if change.key.split(".")[0] in ("gateway", "auth", "audit")]
+    if any(change.effect == "restart" for change in mine):
+        return RESTART
+    return RELOAD if changes or first else ""
+
+
+def _digest(config: Config | None, instance: str) -> str | None:
+    if config is None or instance not in config.local_instances:
+        return None
+    return engine_digest(config, instance)
+
+
+def _took(entry: object) -> str:
+    load_s = entry.get("load_s") if isinstance(entry, dict) else None
+    return f"; its last start took {format_duration(load_s)}" if isinstance(load_s, (int, float)) else ""
+
+
+def _model(engine: object) -> str:
+    return f", model {engine.model}" if isinstance(engine, Engine) else ""
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "(not set)"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

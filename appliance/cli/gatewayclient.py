@@ -1,0 +1,69 @@
+"""Asks the gateway for its status: over the admin listener, which anybody on the machine may ask, or its own socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+
+from appliance import names
+from appliance.config import source
+from appliance.errors import Unreachable
+from appliance.host import places
+
+DEADLINE_S = 5.0
+
+
+class _Unix(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=DEADLINE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Open the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def read_status(config_path: str) -> dict[str, object]:
+    """The object that `GET /status` answers. Raises Unreachable, with what was tried."""
+    config = source.effective(config_path).config
+    tried = []
+    if config is not None:
+        address = config.gateway.admin_listen
+        host, _, port = address.rpartition(":")
+        try:
+            return _get(http.client.HTTPConnection(host.strip("[]"), int(port), timeout=DEADLINE_S))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            tried.append(f"{address}: {_words(error)}")
+    path = places.from_environment().under_run(names.GATEWAY_SOCKET)
+    try:
+        return _get(_Unix(path))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        tried.append(f"{path}: {_words(error)}")
+    raise Unreachable(f"the gateway does not answer ({'; '.join(tried)})", hint="systemctl status llm-gateway")
+
+
+def _get(connection: http.client.HTTPConnection) -> dict[str, object]:
+    """Raises ValueError for an answer that is not the gateway's."""
+    try:
+        connection.request("GET", "/status", headers={"Accept": "application/json"})
+        answer = connection.getresponse()
+        body = answer.read()
+    finally:
+        connection.close()
+    value = json.loads(body) if answer.status == 200 else None
+    if not isinstance(value, dict) or not isinstance(value.get("engines"), list):
+        raise ValueError("the answer is not the gateway's: another program listens there")
+    return value
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return "the answer is not the gateway's: another program listens there"
+    if isinstance(error, OSError):
+        return (error.strerror or "no answer").lower()
+    return str(error) or type(error).__name__
