@@ -174,7 +174,7 @@ class Install:
         target = self.target
         assert target is not None
         if not target.path(KEY_FILE).exists():
-            made = target.sh("llm-appliance keys create --name install --json", timeout=30).out
+            made = target.sh("llm-appliance keys create install --json", timeout=30).out
             with open(os.open(target.path(KEY_FILE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 file.write(json.loads(made)["key"] + "\n")
 

@@ -132,9 +132,10 @@ class Box:
         self._state["leader"] = self._state["nspawn"] = None
         self._save()
 
-    def boot(self) -> None:
-        """Start a stopped box on the disk that it has."""
+    def boot(self, network: Network | None = None) -> None:
+        """Start a stopped box on the disk that it has, in another network if given; a running one is left alone."""
         if not self.running:
+            self._state["network"] = network or self._state["network"]
             self.kill()
             self._mount(roots.base(self._state["distro"]))
             self._boot()

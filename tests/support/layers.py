@@ -25,7 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 STATE = "/var/lib/llm-appliance"
 KEY_FILE = "/root/key"
 WHEELHOUSE = "/srv/wheels"
+APT = "apt-get install -y --no-install-recommends"  # its Depends alone must do
 DROPIN = "/etc/llm-appliance/config.d/50-test.toml"
+# The box that makes the runtime shares the host's network, where the usual ports may be taken.
+OTHER_PORTS = """
+[gateway]
+listen = ["127.0.0.1:18080"]
+admin_listen = "127.0.0.1:18081"
+"""
 BOTH = """
 [[engine]]
 name = "default"
@@ -45,7 +52,8 @@ def runtime_layer(distro: str, deb: Path) -> str:
     _say(f"making {name}: vLLM and the models, once")
     with Box.start(distro, network="host") as box:
         wheels.offer(box, WHEELHOUSE, DROPIN)
-        box.write("/etc/llm-appliance/config.d/60-models.toml", BOTH)
+        box.write("/etc/llm-appliance/config.d/60-test.toml", OTHER_PORTS + BOTH)
+        download(box, deb)
         install(box, deb)
         wait_until(lambda: wheels.keep(box) or runtime_complete(box), 1500, "the runtime complete", pause=1)
         box.snapshot(name, only=(f"{STATE}/runtimes", f"{STATE}/models"))
@@ -61,8 +69,11 @@ def installed_layer(distro: str, deb: Path) -> str:
         return name
     _say(f"making {name}")
     with Box.start(distro, [below], network="host") as box:
+        download(box, deb)
+        box.stop()
+        box.boot(network="private")
         install(box, deb)
-        made = json.loads(box.sh("llm-appliance keys create --name tests --json").out)
+        made = json.loads(box.sh("llm-appliance keys create tests --json").out)
         box.write(KEY_FILE, made["key"] + "\n")
         wait_until(lambda: ready(box), 240, "the gateway ready", pause=1)
         box.snapshot(name)
@@ -70,10 +81,15 @@ def installed_layer(distro: str, deb: Path) -> str:
     return name
 
 
-def install(box: Box, deb: Path, timeout: float = 300) -> str:
-    """The real `apt install` of a package file, with what it depends on; what apt said."""
+def download(box: Box, deb: Path) -> None:
+    """Put the package into the box and fetch what it depends on, so that it can be installed without a network."""
     box.put(deb, f"/root/{deb.name}")
-    return box.sh(f"apt-get -qq update && apt-get install -y /root/{deb.name}", timeout=timeout).out
+    box.sh(f"apt-get -qq update && {APT} --download-only /root/{deb.name}", timeout=300)
+
+
+def install(box: Box, deb: Path) -> str:
+    """The real `apt install` of a package file that was downloaded for; what apt said."""
+    return box.sh(f"{APT} /root/{deb.name}", timeout=300).out
 
 
 def runtime_complete(box: Box) -> bool:

@@ -25,22 +25,20 @@ OTHERS += ("/etc/machine-id", "/etc/ssl", "/usr/local/share/ca-certificates", "/
 
 @pytest.mark.parametrize("distro", ["bookworm", "trixie"])
 def test_first_installation_answers_at_once_and_honestly(deb: Path, distro: str) -> None:
-    """Before there is a runtime: the gateway says within seconds what is going on."""
+    """Without a network, so without a runtime: the gateway says within seconds what is going on."""
     with Box.start(distro, network="host") as box:
-        # An index that nobody serves: what happens when the network is away, and nothing is fetched for naught.
-        box.write("/etc/llm-appliance/config.d/50-test.toml", '[runtime]\nindex_url = "http://127.0.0.1:9/simple"\n')
-        box.write("/etc/llm-appliance/config.d/60-ports.toml", _other_ports())
+        layers.download(box, deb)
+        box.stop()
+        box.boot(network="private")
         layers.install(box, deb)
         installed = time.monotonic()
-        while box.sh("curl -s -m 2 http://127.0.0.1:18080/healthz", check=False).status != 0:
+        while box.sh("curl -s -m 2 http://127.0.0.1:8080/healthz", check=False).status != 0:
             assert time.monotonic() - installed < 10, "the gateway does not answer"
-        status = box.sh("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:18080/readyz").out
+        status = box.sh("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8080/readyz").out
         assert status == "503"
-        key = json.loads(box.sh("llm-appliance keys create --name first --json").out)["key"]
+        key = json.loads(box.sh("llm-appliance keys create first --json").out)["key"]
         body = json.dumps({"model": CHAT, "messages": [{"role": "user", "content": PARIS}]})
-        ask = (
-            f"curl -s -i -m 20 -H 'Authorization: Bearer {key}' -d '{body}' http://127.0.0.1:18080/v1/chat/completions"
-        )
+        ask = f"curl -s -i -m 20 -H 'Authorization: Bearer {key}' -d '{body}' http://127.0.0.1:8080/v1/chat/completions"
         answer = box.sh(ask).out
         assert " 503 " in answer.splitlines()[0], answer
         assert "engine_starting" in answer
@@ -48,11 +46,6 @@ def test_first_installation_answers_at_once_and_honestly(deb: Path, distro: str)
         for unit in ("llm-gateway.service", "llm-supervisor.service", "llm-appliance.target"):
             assert box.sh(f"systemctl is-active {unit}", check=False).out.strip() == "active", unit
             assert box.sh(f"systemctl is-enabled {unit}", check=False).out.strip() == "enabled", unit
-
-
-def _other_ports() -> str:
-    """Ports that the host may have taken are left alone: this box shares its network, for apt."""
-    return '[gateway]\nlisten = ["127.0.0.1:18080"]\nadmin_listen = "127.0.0.1:18081"\n'
 
 
 @pytest.mark.full
@@ -79,7 +72,7 @@ def test_upgrade_keeps_the_edit_and_loses_no_request(appliance: Appliance, newer
     argv = box.outside_argv([*loop, appliance.key, CHAT, str(stop), "120"])
     with appliance.streaming(tokens=300) as stream, subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as client:
         try:
-            box.sh("apt-get install -y --no-download /root/newer.deb", timeout=120)
+            box.sh("apt-get install -y --no-install-recommends /root/newer.deb", timeout=120)
         finally:
             stop.touch()
             out, _ = client.communicate(timeout=90)
