@@ -1,0 +1,155 @@
+"""What is in the package; what systemd of both releases says of its units; remove, install again, purge."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from box import Box
+
+from tests.support import layers
+from tests.unit.packaging.test_units import THRESHOLDS
+
+ROOT = Path(__file__).resolve().parents[2]
+LIB = "usr/lib/llm-appliance"
+UNITS = sorted(path.name for path in (ROOT / "systemd").iterdir() if path.suffix in (".service", ".socket", ".target"))
+
+
+@pytest.fixture(scope="module")
+def files(deb: Path) -> dict[str, str]:
+    """Path -> mode and owner, as in `drwxr-xr-x root/root`; directories without their last slash."""
+    listing = subprocess.run(["dpkg-deb", "-c", str(deb)], capture_output=True, text=True, check=True, timeout=60)
+    found = {}
+    for line in listing.stdout.splitlines():
+        mode, owner, _, _, _, path = line.split(maxsplit=5)
+        found[path.removeprefix("./").rstrip("/")] = f"{mode} {owner}"
+    return found
+
+
+def test_it_is_small(deb: Path) -> None:
+    assert deb.stat().st_size < 6_000_000
+
+
+def test_all_of_the_program_is_in_it_without_what_it_does_not_need(files: dict[str, str]) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "appliance"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    code = {path for path in tracked if not path.endswith(".md")}
+    packed = {path.removeprefix(f"{LIB}/") for path in files if path.startswith(f"{LIB}/appliance/")}
+    assert code - packed == set()
+    assert not [path for path in files if "__pycache__" in path or path.endswith((".pyc", ".pyi", ".c", ".pyx"))]
+    assert not [path for path in files if ".dist-info" in path or "/tests/" in path]
+
+
+@pytest.mark.parametrize("minor", [10, 11, 12, 13])
+def test_dependencies_for_each_python(files: dict[str, str], minor: int) -> None:
+    site = f"{LIB}/site/cp3{minor}"
+    for module in ("aiohttp", "uvloop", "psutil", "sdnotify"):
+        assert f"{site}/{module}/__init__.py" in files
+    assert f"{site}/pynvml.py" in files
+    assert f"{site}/uvloop/loop.cpython-3{minor}-x86_64-linux-gnu.so" in files
+    assert (f"{site}/tomli/__init__.py" in files) == (minor == 10)
+
+
+def test_units_and_what_goes_with_them_have_their_places(files: dict[str, str]) -> None:
+    for unit in UNITS:
+        assert f"usr/lib/systemd/system/{unit}" in files
+    for path in (
+        "usr/lib/sysusers.d/llm-appliance.conf",
+        "usr/lib/tmpfiles.d/llm-appliance.conf",
+        "usr/lib/systemd/catalog/llm-appliance.catalog",
+        "etc/llm-appliance/config.toml",
+        "usr/share/doc/llm-appliance/examples/config.toml",
+        "usr/share/doc/llm-appliance/README.md",
+        "usr/share/man/man1/llm-appliance.1.gz",
+    ):
+        assert path in files
+    for program in ("usr/bin/llm-appliance", "usr/lib/systemd/system-generators/llm-appliance-generator"):
+        assert files[program] == "-rwxr-xr-x root/root"
+    assert not [path for path in files if path.startswith("lib/")]
+
+
+def test_modes_and_owners(files: dict[str, str]) -> None:
+    assert set(files.values()) <= {"drwxr-xr-x root/root", "-rw-r--r-- root/root", "-rwxr-xr-x root/root"}
+
+
+def test_the_same_tree_gives_the_same_file(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"  # a copy: nobody edits it between the two
+    for part in ("appliance", "packaging", "systemd", "etc"):
+        shutil.copytree(ROOT / part, tree / part)
+    shutil.copy2(ROOT / "CHANGELOG.md", tree)
+    made = [tmp_path / name for name in ("one.deb", "two.deb")]
+    for path in made:
+        subprocess.run([str(tree / "packaging/build-deb.sh"), "--output", str(path)], check=True, timeout=300)
+    assert made[0].read_bytes() == made[1].read_bytes()
+
+
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def box(request: pytest.FixtureRequest, deb: Path) -> Iterator[Box]:
+    """A machine with the package just installed; no runtime, and none to be had."""
+    with Box.start(request.param, network="host") as box:
+        # The box shares its host's network, for apt: other ports, and an index that nobody serves.
+        box.write(
+            "/etc/llm-appliance/config.d/50-test.toml",
+            '[gateway]\nlisten = ["127.0.0.1:18080"]\nadmin_listen = "127.0.0.1:18081"\n'
+            '[runtime]\nindex_url = "http://127.0.0.1:9/simple"\n',
+        )
+        layers.install(box, deb)
+        yield box
+
+
+def test_systemd_has_nothing_to_say_about_the_units(box: Box) -> None:
+    paths = " ".join(f"/usr/lib/systemd/system/{unit}" for unit in UNITS)
+    said = box.sh(f"systemd-analyze verify --man=no {paths}").out
+    assert [line for line in said.splitlines() if "llm-" in line] == []
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_exposure(box: Box, name: str) -> None:
+    unit = f"{name}.service" if "@" not in name else f"{name}x.service"
+    box.sh(f"systemd-analyze security --offline=true --no-pager --threshold={THRESHOLDS[name]} {unit}")
+
+
+def test_python_is_compiled_at_the_installation(box: Box) -> None:
+    assert box.sh(f"ls /{LIB}/appliance/__pycache__/__main__.cpython-*.pyc").out.count("\n") == 1
+    assert box.sh(f"ls -d /{LIB}/site/cp3*/aiohttp/__pycache__").out.count("\n") == 1
+
+
+def test_the_catalogue_knows_our_messages(box: Box) -> None:
+    assert "llm-appliance" in box.sh("journalctl --list-catalog").out
+
+
+def test_the_generator_is_quick_and_survives_a_bad_file(box: Box) -> None:
+    generate = "/usr/lib/systemd/system-generators/llm-appliance-generator"
+    box.sh(f"mkdir -p /tmp/g && {generate} /tmp/g /tmp/g /tmp/g")
+    assert "llm-engine@default.service" in box.sh("ls /tmp/g/llm-appliance.target.wants").out
+    box.write("/etc/llm-appliance/config.d/90-bad.toml", "[[engine]\n")
+    box.sh(f"mkdir -p /tmp/b && {generate} /tmp/b /tmp/b /tmp/b && systemctl daemon-reload")
+    checked = box.sh("systemctl start llm-config-check.service", check=False)
+    assert checked.status != 0
+    assert "90-bad.toml" in box.journal("-u llm-config-check.service")
+    box.sh("rm /etc/llm-appliance/config.d/90-bad.toml; systemctl daemon-reload; systemctl start llm-config-check")
+
+
+def test_removed_installed_again_purged(box: Box, deb: Path) -> None:
+    state = "/var/lib/llm-appliance"
+    box.write("/etc/llm-appliance/config.toml", "# an operator's\n")
+    box.write(f"{state}/models/huggingface/some/model/weights", "x")
+    box.write(f"{state}/models/builtin/small/weights", "x")
+    box.sh("apt-get remove -y llm-appliance", timeout=180)
+    assert box.sh("find /run/llm-appliance /usr/lib/llm-appliance", check=False).status == 1
+    running = box.sh("systemctl list-units --plain --no-legend --state=active,activating,failed 'llm-*'").out
+    assert running.strip() == ""
+
+    layers.install(box, deb)
+    assert box.read("/etc/llm-appliance/config.toml") == "# an operator's\n"
+    for unit in ("llm-appliance.target", "llm-gateway.socket", "llm-gateway-admin.socket", "llm-unitctl.socket"):
+        assert box.sh(f"systemctl is-active {unit}", check=False).out.strip() == "active", unit
+
+    box.sh("apt-get purge -y llm-appliance", timeout=180)
+    assert box.sh("systemctl list-units --all --plain --no-legend 'llm-*'").out.strip() == ""
+    left = box.sh("find /etc /var /run /usr -xdev -path '*llm-*' -not -path '/var/lib/dpkg/*' -type f").out.split()
+    assert left == [f"{state}/models/huggingface/some/model/weights"]
