@@ -72,7 +72,14 @@ def _apply(path: str, config: Config, price: Costs) -> int:
         raise Failed(f"systemctl daemon-reload: {done.errors.strip()}", hint="journalctl -b -p err")
     if price.gateway:
         _gateway(price.gateway == RESTART)
-    return follow("apply", silence_s=silence(True))
+    try:
+        return follow("apply", silence_s=silence(True))
+    except Unreachable as error:
+        left = ", ".join(price.engines) or "none"
+        raise Unreachable(
+            f"the gateway has the configuration, engines not yet ({left}): {error.message}",
+            hint="systemctl restart llm-supervisor, then llm-appliance apply again",
+        ) from None
 
 
 def _say(old: Config | None, changed: tuple[diff.Change, ...], price: Costs) -> None:

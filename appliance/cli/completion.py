@@ -18,9 +18,12 @@ def complete(why: str) -> None:
     """Run the unit to its end, printing each new status line. Raises Failed with what it said last."""
     print(f"{why}: {names.RUNTIME_UNIT} completes it", flush=True)
     end = clock.monotonic() + LIMIT_S
-    if _state().active == "activating":
-        _follow(end)  # it began with the configuration of before: let it finish, then ask again
-    done = systemd.ask(systemd.change("start", names.RUNTIME_UNIT))
+    before = _state()
+    if before.active == "activating":
+        before = _follow(end)  # it began with the configuration of before: let it finish, then ask again
+    # A unit that waits for its own restart takes no start before that time.
+    verb = "restart" if before.sub.startswith("auto-restart") else "start"
+    done = systemd.ask(systemd.change(verb, names.RUNTIME_UNIT))
     if done.status != 0:
         raise Failed(f"{names.RUNTIME_UNIT} does not start: {done.errors.strip()}")
     unit = _follow(end)

@@ -206,15 +206,15 @@ def _help() -> str:
         [
             f"usage: {PROGRAM} [--config FILE] VERB ...",
             "",
-            "An LLM inference appliance: vLLM engines, a gateway and a supervisor as systemd units.",
+            "vLLM engines, a gateway and a supervisor as systemd units.",
             "",
             *(f"  {name:<11} {purpose}" for name, purpose in listed),
             "",
             f"  --config FILE  the configuration file (default {names.CONFIG_FILE})",
             "  --version      print the version",
             "",
-            f"`{PROGRAM} VERB --help` tells more. Exit status: 0 good, 1 found something wrong, 2 wrong usage or",
-            "invalid configuration, 3 cannot reach what it needs.",
+            f"{PROGRAM} VERB --help tells more. Exit status: 0 good, 1 found something",
+            "wrong, 2 wrong usage or invalid configuration, 3 cannot reach what it needs.",
         ]
     )
 

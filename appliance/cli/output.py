@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+_BREAKS = re.compile(r"[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 GAP = "  "
 
 
@@ -54,9 +55,9 @@ def cut(text: str, columns: int | None) -> str:
 
 
 def clean(value: object) -> str:
-    """A cell on one line: no control characters of somebody else's text reaches the terminal; None is `-`."""
+    """A cell on one line: no control character of somebody else's text reaches the terminal; None is `-`."""
     text = "-" if value is None else str(value)
-    return _CONTROL.sub("?", text.replace("\n", " ").replace("\t", " ")) or "-"
+    return _CONTROL.sub("?", _BREAKS.sub(" ", text)) or "-"
 
 
 def lines(rows: Iterable[Sequence[object]], headers: Sequence[str] = (), columns: int | None = None) -> list[str]:

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+from appliance.cli import main as cli
+from appliance.errors import ConfigInvalid, Failed, Problem, Unreachable, UsageError
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Adds a verb `probe` whose `run` is given; with a verb of its own, `probe list`."""
+
+    def add(run: Callable[[argparse.Namespace], int], *, nested: bool = False) -> None:
+        module = types.ModuleType("probe_verb")
+
+        def add_arguments(parser: argparse.ArgumentParser) -> None:
+            if nested:
+                parser.add_subparsers(dest="what", required=True).add_parser("list")
+            else:
+                parser.add_argument("word", nargs="?")
+
+        module.add_arguments = add_arguments  # type: ignore[attr-defined]
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "probe_verb", module)
+        monkeypatch.setitem(cli.VERBS, "probe", cli.Verb("probe_verb", "probe", json=True))
+
+    return add
+
+
+def fail(error: BaseException) -> Callable[[argparse.Namespace], int]:
+    def run(_: argparse.Namespace) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (Failed("it broke", hint="mend it"), 1, ["llm-appliance: it broke", "hint: mend it"]),
+        (UsageError("wrong word"), 2, ["wrong word"]),
+        (Unreachable("nobody there"), 3, ["nobody there"]),
+        (
+            ConfigInvalid([Problem("a.b", "is bad", "say c", "f.toml", 3), Problem("x", "odd", severity="warning")]),
+            2,
+            ["error: f.toml:3: a.b: is bad (say c)", "warning: x: odd", "llm-appliance check"],
+        ),
+        (PermissionError(13, "Permission denied", "/etc/keys"), 3, ["/etc/keys: permission denied", "root"]),
+        (FileNotFoundError(2, "No such file or directory", "/x"), 3, ["/x: no such file"]),
+        (ValueError("odd"), 1, ["unexpected ValueError: odd", "LLM_APPLIANCE_DEBUG"]),
+        (KeyboardInterrupt(), 130, []),
+        (BrokenPipeError(), 0, []),
+    ],
+)
+def test_an_error_ends_as_a_sentence(
+    verb: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    said: list[str],
+) -> None:
+    monkeypatch.delenv("LLM_APPLIANCE_DEBUG", raising=False)
+    monkeypatch.setattr(cli, "_silence_stdout", lambda: None)
+    verb(fail(error))
+    assert cli.main(["probe"]) == status
+    told = capfd.readouterr().err
+    assert "Traceback" not in told
+    for words in said:
+        assert words in told
+
+
+def test_debug_shows_where(
+    verb: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLM_APPLIANCE_DEBUG", "1")
+    verb(fail(Failed("it broke")))
+    assert cli.main(["probe"]) == 1
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "as_json"),
+    [
+        (["probe"], "/etc/llm-appliance/config.toml", False),
+        (["--config", "a", "probe"], "a", False),
+        (["--config=a", "probe"], "a", False),
+        (["probe", "--config", "a"], "a", False),
+        (["--config", "a", "probe", "--config", "b"], "b", False),
+        (["--json", "probe"], "/etc/llm-appliance/config.toml", True),
+        (["probe", "--json", "--config", "a"], "a", True),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_options_before_and_after(
+    verb: Callable[..., None], words: list[str], config: str, as_json: bool, nested: bool
+) -> None:
+    seen: list[argparse.Namespace] = []
+
+    def run(args: argparse.Namespace) -> int:
+        seen.append(args)
+        return 0
+
+    verb(run, nested=nested)
+    if nested:
+        at = words.index("probe") + 1
+        words = [*words[:at], "list", *words[at:]]
+    assert cli.main(words) == 0
+    assert (seen[0].config, seen[0].json) == (config, as_json)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stauts"], "did you mean 'status'"),
+        (["gatway"], "did you mean 'gateway'"),
+        (["xyzzy"], "there is no verb 'xyzzy'"),
+        (["--nonsense"], "unknown option --nonsense"),
+        (["--config"], "--config needs a file"),
+        (["hold"], "ENGINE"),
+        (["hold", "chat", "--force"], "--force"),
+        (["--json", "hold", "chat"], "hold prints no JSON"),
+    ],
+)
+def test_wrong_usage(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    told = capfd.readouterr().err
+    assert said in told
+    assert "hint:" in told
+
+
+def test_help_and_version(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capfd.readouterr().out
+    for name, row in cli.VERBS.items():
+        assert f"  {name} " in shown
+        assert row.purpose in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert cli.main(["--version"]) == 0
+    assert capfd.readouterr().out.startswith("llm-appliance ")
+    assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_every_verb_is_there_and_explains_itself(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    shown = capfd.readouterr().out
+    assert "--config" in shown
+    assert ("--json" in shown) is cli.VERBS[name].json
