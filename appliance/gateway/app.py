@@ -35,6 +35,8 @@ from .upstream import ConnectFailed
 
 POLL = 0.5  # seconds between two looks at keys, state files and waiting calls
 PROBE = 2.0  # seconds between two looks at a remote engine
+LINGER = 1.0  # seconds that idle connections may still bring a call while draining
+SETTLE = 0.1  # and in which connections that were just accepted appear
 REPORT = 3.0  # seconds between two STATUS= lines
 PUBLIC, ADMIN = "public", "admin"  # FileDescriptorName= of the socket units
 
@@ -183,21 +185,18 @@ class App:
         """
         self.draining = True
         begun = told = clock.monotonic()
-        linger = begun + 1.0
-        if self._inherited:
-            for listener in self.listeners:
-                listener.stop()  # what connects from now on waits for our successor
+        for listener in self.listeners:
+            listener.retire(keep=self._inherited)  # what connects to a socket of systemd's waits for our successor
         while clock.monotonic() - begun < self.settings.timeouts.drain and not self._hurried:
             now = clock.monotonic()
-            if now >= linger:
-                for listener in self.listeners:
-                    listener.close()
-                if not self.exchanges:
-                    break
+            if not self.exchanges and (
+                now - begun >= LINGER or (now - begun >= SETTLE and not self.server.connections)
+            ):
+                break
             if now >= told:
                 told = now + 1.0
                 notify.notify(EXTEND_TIMEOUT_USEC=5_000_000, STATUS=f"draining, {len(self.exchanges)} running")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
         self.closing = True
         for exchange in list(self.exchanges):
             exchange.stop(ApiError("gateway_draining", "the gateway is being stopped", retry_after=2))

@@ -85,6 +85,8 @@ class Exchange:
         finally:
             if self.relay is not None:
                 self.relay.finish(End.LEFT)
+            if self.relay is not None and self.replica is not None:
+                self.replica.last_byte_at = max(self.replica.last_byte_at or 0.0, self.relay.last_at)
             if lease is not None:
                 self.group.release(lease, outcome_of(finish))
         if finish.end is End.REFUSED and finish.error is not None:
@@ -151,7 +153,6 @@ class Exchange:
         finish = await self._relay(replica, connection)
         relay = self.relay
         assert relay is not None
-        replica.last_byte_at = max(replica.last_byte_at or 0.0, relay.last_at)
         return finish, Loss(True, reused, relay.body_at is not None, relay.begun, self.resent)
 
     async def _relay(self, replica: Replica, connection: EngineConnection) -> Finish:

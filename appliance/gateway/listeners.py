@@ -122,6 +122,14 @@ class Listener:
             self._accepting = False
             self._loop.remove_reader(self.socket.fileno())
 
+    def retire(self, *, keep: bool) -> None:
+        """Accept no more; a socket that nobody takes over is emptied first and then closed."""
+        if keep:
+            self.stop()
+        else:
+            self._accept()
+            self.close()
+
     def close(self) -> None:
         """Accept no more and let go of the socket; a second call does nothing."""
         if self.socket.fileno() >= 0:

@@ -234,12 +234,11 @@ class Relay:
         out: list[bytes] = []
         try:
             pieces = decoder.feed(data) if decoder is not None else [data]
-            for piece in pieces:
-                for event in self.splitter.feed(piece):
-                    if self._judge(event):
-                        out.append(event)
-                    if self.failed:
-                        break
+            for event in (event for piece in pieces for event in self.splitter.feed(piece)):
+                if self._judge(event):
+                    out.append(event)
+                if self.failed:  # nothing behind an error is passed on, `[DONE]` least of all
+                    break
         except (FramingError, sse.EventTooLong) as error:
             self._pass(out)
             self.fail(ApiError("engine_error", f"the engine's stream cannot be read: {error}"))

@@ -12,7 +12,8 @@ body, for all later requests) or from the words `[[fault:SCRIPT]]` anywhere in o
     stall=N       say nothing more after N events            reset=N     cut after N events (0: after the head)
     refuse        close without a byte                       garbage     bytes that are not HTTP
     status=N      answer N before the first byte             error=N     error event and [DONE] after N events
-    big=BYTES     one event of BYTES after the role event    split       every byte in its own write
+    big=BYTES     one event of BYTES after the role event    pad=BYTES   every token that long
+    split         every byte in its own write
     comments=S    `: keep-alive` each S seconds of silence   noframe     answer delimited by the end of the connection
     merge         all events in one write                    eof=N       end the chunked body after N events, no [DONE]
 
@@ -29,6 +30,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 WORDS = ("The", " capital", " of", " France", " is", " Paris", ".", " It", " lies", " on", " the", " Seine")
@@ -232,10 +234,14 @@ class Stream:
         self.engine = exchange.engine
         self.merged = b""
 
-    def events(self) -> list[bytes]:
+    def events(self) -> Iterable[bytes]:
         count = int(self.fault.get("tokens", min(self.request.get("max_tokens") or self.engine.tokens, 100_000)))
-        maker = {"/v1/messages": messages_events, "/v1/responses": responses_events}.get(self.path, openai_events)
-        return maker(self.engine, self.path, self.request, count, int(self.fault.get("big", 0)))
+        makers: dict[str, Callable[..., Iterable[bytes]]] = {
+            "/v1/messages": messages_events,
+            "/v1/responses": responses_events,
+        }
+        sizes = int(self.fault.get("big", 0)), int(self.fault.get("pad", 0))
+        return makers.get(self.path, openai_events)(self.engine, self.path, self.request, count, *sizes)
 
     async def run(self) -> None:
         fault, exchange = self.fault, self.exchange
@@ -297,7 +303,9 @@ def usage_of(count: int) -> dict[str, Any]:
     return {"prompt_tokens": 7, "total_tokens": 7 + count, "completion_tokens": count, "prompt_tokens_details": None}
 
 
-def openai_events(engine: Engine, path: str, request: dict[str, Any], count: int, big: int) -> list[bytes]:
+def openai_events(
+    engine: Engine, path: str, request: dict[str, Any], count: int, big: int, pad: int
+) -> Iterator[bytes]:
     chat = path == "/v1/chat/completions"
     options = request.get("stream_options") or {}
     continuous = bool(options.get("continuous_usage_stats"))
@@ -306,30 +314,30 @@ def openai_events(engine: Engine, path: str, request: dict[str, Any], count: int
         "object": "chat.completion.chunk" if chat else "text_completion",
         "created": 1, "model": engine.model,
     }  # fmt: skip
-    events: list[str] = []
 
-    def add(choice: dict[str, Any], done: int) -> None:
+    def event(choice: dict[str, Any], done: int) -> bytes:
         body = base | {"choices": [choice]}
         if continuous:
             body["usage"] = usage_of(done)
         elif not chat:
             body["usage"] = None
-        events.append(compact(body))
+        return f"data: {compact(body)}\n\n".encode()
 
     if chat:
-        add({"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}, 0)
-    words = (["x" * big] if big else []) + text_of(count)
+        delta = {"role": "assistant", "content": ""}
+        yield event({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}, 0)
+    words = (["x" * big] if big else []) + [word.ljust(pad) for word in text_of(count)]
     for number, word in enumerate(words, 1):
         piece = {"delta": {"content": word}} if chat else {"text": word}
         last = number == len(words)
         choice = {"index": 0, **piece, "logprobs": None, "finish_reason": "length" if last else None}
-        add(choice | ({"stop_reason": None} if last else {}) | {"token_ids": None}, number)
+        yield event(choice | ({"stop_reason": None} if last else {}) | {"token_ids": None}, number)
     if options.get("include_usage"):
-        events.append(compact(base | {"choices": [], "usage": usage_of(len(words))}))
-    return [f"data: {event}\n\n".encode() for event in [*events, "[DONE]"]]
+        yield f"data: {compact(base | {'choices': [], 'usage': usage_of(len(words))})}\n\n".encode()
+    yield b"data: [DONE]\n\n"
 
 
-def messages_events(engine: Engine, path: str, request: dict[str, Any], count: int, big: int) -> list[bytes]:
+def messages_events(engine: Engine, path: str, request: dict[str, Any], count: int, big: int, pad: int) -> list[bytes]:
     usage = {"input_tokens": 7, "output_tokens": 0}
     message = {"id": "msg_fake", "type": "message", "role": "assistant", "content": [], "model": engine.model,
                "stop_reason": None, "stop_sequence": None, "usage": usage}  # fmt: skip
@@ -348,7 +356,7 @@ def messages_events(engine: Engine, path: str, request: dict[str, Any], count: i
     return [f"event: {body['type']}\ndata: {compact(body)}\n\n".encode() for body in bodies]
 
 
-def responses_events(engine: Engine, path: str, request: dict[str, Any], count: int, big: int) -> list[bytes]:
+def responses_events(engine: Engine, path: str, request: dict[str, Any], count: int, big: int, pad: int) -> list[bytes]:
     shell: dict[str, Any] = {"id": "resp_fake", "object": "response", "model": engine.model, "output": []}
     bodies: list[dict[str, Any]] = [
         {"type": "response.created", "sequence_number": 0, "response": shell | {"status": "in_progress"}}

@@ -109,6 +109,12 @@ class Gateway:
     def command(self) -> list[str]:
         return [sys.executable, "-m", "appliance", "gateway", "--config", str(self.config_file), "--run", str(self.run)]
 
+    def start_again(self) -> None:
+        """A new process with the same configuration, at ports of its own."""
+        self.log_file.unlink()
+        self.process = self._start()
+        self.wait_ready()
+
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log_file.open("ab") as log:
             return subprocess.Popen(self.command(), stdout=log, stderr=log, env=self.environment, cwd="/")
@@ -148,6 +154,12 @@ class Gateway:
             self.process.wait()
             raise AssertionError(f"the gateway did not stop within {limit:g} s: {self.text()[-2000:]}") from None
 
+    def kill(self) -> None:
+        """End it without more ado."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
     def engine_state(self, name: str, phase: str, **fields: Any) -> None:
         """What the launcher of engine `name` would have written."""
         directory = self.run / "engines" / name
@@ -170,10 +182,10 @@ class Gateway:
 
     @contextlib.contextmanager
     def open(
-        self, method: str, path: str, body: object = None, *, port: int = 0, **fields: str
+        self, method: str, path: str, body: Any = None, *, port: int = 0, **fields: str
     ) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=20)
-        data = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
+        data = body if body is None or isinstance(body, (bytes, str, Iterator)) else json.dumps(body)
         headers = {name.replace("_", "-"): value for name, value in fields.items()}
         connection.request(method, path, data, headers)
         response = connection.getresponse()

@@ -34,7 +34,7 @@ def gateway(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Short deadlines, no comments before they pass."""
     made = Gateway(tmp_path_factory.mktemp("calm"), config(remote(engine.url), gateway=QUICK + 'keepalive = "60s"\n'))
     yield made
-    made.stop()
+    made.kill()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def chatty(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iter
         tmp_path_factory.mktemp("chatty"), config(remote(engine.url), gateway=QUICK + 'keepalive = "200ms"\n')
     )
     yield made
-    made.stop()
+    made.kill()
 
 
 Start = Callable[..., Gateway]
@@ -61,6 +61,4 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for one in made:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait()
+        one.kill()

@@ -1,0 +1,137 @@
+"""What clients, readiness and status tell while engines start, serve, restart, are held, or cannot be known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.component.gateway.conftest import Start
+from tests.support.gatewayprocess import FakeEngine, Gateway, chat, config
+from tests.support.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+LOCAL = '[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\n'
+
+
+@pytest.fixture
+def local(start: Start) -> Gateway:
+    """A gateway for one engine on this machine, of which nothing is known yet."""
+    return start(config(LOCAL))
+
+
+def refusal(gateway: Gateway, code: str, words: str) -> float:
+    """Wait for a 503 of that code with those words; its Retry-After."""
+
+    def told() -> float | None:
+        answer = gateway.request("POST", CHAT, chat())
+        if answer.status != 503 or answer.code != code or words not in answer.json["error"]["message"]:
+            return None
+        assert gateway.request("GET", "/readyz").status == 503
+        return float(answer.headers["retry-after"])
+
+    return wait_until(told, 5, f"{code}: {words}", 0.05) or 0.0
+
+
+def test_the_way_to_serving_is_told_truthfully(local: Gateway, tmp_path: Path) -> None:
+    from appliance.host.files import replace_json
+
+    assert refusal(local, "engine_starting", "has not been started") == 10
+    runtime = local.run / "runtime"
+    runtime.mkdir()
+    told = {"phase": "downloading", "message": "torch, 1.2 of 3.1 GB", "percent": 41.0, "since": time.time()}
+    replace_json(runtime / "state.json", {**told, "version": "0.32.0", "device": "cpu", "models": {}})
+    assert refusal(local, "engine_starting", "torch, 1.2 of 3.1 GB (41 %)") == 30
+    local.engine_state("chat", "loading", message="shard 2 of 5")
+    assert refusal(local, "engine_starting", "shard 2 of 5") == 10
+    local.fleet(chat={"state": "starting", "since": time.time(), "load_s": 40.0, "reason": "", "cause": None})
+    wait = wait_until(lambda: (r := refusal(local, "engine_starting", "weights")) != 10 and r, 5, "load time", 0.05)
+    assert 30 <= float(wait) <= 40
+    assert local.request("GET", "/v1/models").json["data"][0]["id"] == "smollm2-135m"
+    status = local.admin("/status")
+    assert status["state"] == "starting" and status["versions"]["vllm"] == "0.32.0"
+    assert status["engines"][0]["replicas"][0]["phase"] == "loading"
+
+
+@pytest.fixture
+def socketed(local: Gateway) -> Iterator[tuple[Gateway, FakeEngine]]:
+    directory = local.run / "engines" / "chat"
+    directory.mkdir(parents=True)
+    engine = FakeEngine(uds=directory / "vllm.sock")
+    yield local, engine
+    engine.close()
+
+
+def test_an_engine_on_its_socket_serves_only_when_it_says_so(socketed: tuple[Gateway, FakeEngine]) -> None:
+    gateway, _ = socketed
+    gateway.engine_state("chat", "warming")
+    refusal(gateway, "engine_starting", "first test request")
+    gateway.engine_state("chat", "serving", ready=time.time())
+    wait_until(lambda: gateway.request("GET", "/readyz").status == 200, 3, "it is ready", 0.05)
+    answer = gateway.request("POST", CHAT, chat(stream=True))
+    assert answer.status == 200 and answer.headers["x-engine"] == "chat"
+    assert gateway.admin("/status")["state"] == "serving"
+
+    gateway.fleet(chat={"state": "held", "reason": "the operator asked for it"})
+    assert refusal(gateway, "engine_held", "the operator asked for it") > 120
+    held = gateway.request("POST", CHAT, chat())
+    assert held.headers["x-should-retry"] == "false"
+    gateway.fleet(chat={"state": "restarting", "reason": "it ran out of GPU memory", "load_s": 25})
+    gateway.engine_state("chat", "exited")
+    assert refusal(gateway, "engine_restarting", "it ran out of GPU memory") == 25
+
+
+def test_a_socket_that_is_gone_is_a_restart(socketed: tuple[Gateway, FakeEngine]) -> None:
+    gateway, engine = socketed
+    gateway.engine_state("chat", "serving")
+    wait_until(lambda: gateway.request("POST", CHAT, chat()).status == 200, 3, "it serves", 0.05)
+    engine.down()
+    for _ in range(2):
+        answer = gateway.request("POST", CHAT, chat("[[fault:refuse]]"))
+    assert (answer.status, answer.code) == (503, "engine_restarting")
+    engine.up()
+    wait_until(lambda: gateway.request("POST", CHAT, chat()).status == 200, 5, "it serves again", 0.05)
+
+
+def test_the_ledger_tells_of_silence(socketed: tuple[Gateway, FakeEngine]) -> None:
+    gateway, _ = socketed
+    gateway.engine_state("chat", "serving")
+    wait_until(lambda: gateway.request("GET", "/readyz").status == 200, 3, "it is ready", 0.05)
+    quiet = {"inflight": 0, "oldest_silent_s": None, "since_any_byte_s": None}
+    assert gateway.control("/ledger")["engines"]["chat"] == quiet
+    with gateway.open("POST", CHAT, chat("[[fault:stall=3,comments=0.05]]", stream=True)) as stream:
+        stream.read(10)
+
+        def silent() -> bool:
+            entry = gateway.control("/ledger")["engines"]["chat"]
+            return bool(entry["inflight"] == 1 and entry["oldest_silent_s"] > 0.4)
+
+        wait_until(silent, 5, "comments of the engine are no progress", 0.05)
+    wait_until(gateway.idle, 3, "nothing runs", 0.05)
+    after = gateway.control("/ledger")["engines"]["chat"]
+    assert after["inflight"] == 0 and after["since_any_byte_s"] < 5
+
+
+def test_metrics_of_gateway_and_engine(socketed: tuple[Gateway, FakeEngine]) -> None:
+    gateway, _ = socketed
+    gateway.engine_state("chat", "serving")
+    wait_until(lambda: gateway.request("POST", CHAT, chat()).status == 200, 3, "it serves", 0.05)
+    text = gateway.request("GET", "/metrics", port=gateway.admin_port).body.decode()
+    assert 'llm_appliance_engine_serving{engine="chat"} 1' in text
+    assert 'vllm:kv_cache_usage_perc{engine="chat",exported_engine="0",model_name="smollm2-135m"} 0.125' in text
+    assert text.count("# TYPE vllm:num_requests_running") == 1
+    gateway.engine_state("chat", "exited")
+    wait_until(lambda: gateway.request("GET", "/readyz").status == 503, 3, "it is gone", 0.05)
+    text = gateway.request("GET", "/metrics", port=gateway.admin_port).body.decode()
+    assert "vllm:" not in text and 'llm_appliance_engine_serving{engine="chat"} 0' in text
+
+
+def test_the_console_is_one_page(local: Gateway) -> None:
+    page = local.request("GET", "/", port=local.admin_port)
+    assert page.status == 200 and b"<title>llm-appliance</title>" in page.body
+    assert local.request("GET", "/healthz", port=local.admin_port).status == 200
+    assert local.request("GET", "/readyz", port=local.admin_port).status == 503
+    assert local.request("POST", "/status", b"", port=local.admin_port).status == 405
+    assert local.request("GET", "/ledger", port=local.admin_port).status == 404
