@@ -49,7 +49,7 @@ class Workshop:
 def build(shop: Workshop, name: str, device: str, candidates: Sequence[Lock]) -> None:
     """Build `runtimes/NAME` from the first lock that can be had. Raises Failed, Impossible, Stopped."""
     lock, found = choose(shop, candidates)
-    fetch(shop, found, device)
+    fetch(shop, found)
     install(shop, name, lock, found)
     check(shop, name, device)
     finish(shop, name, device, lock, len(found))
@@ -79,7 +79,7 @@ def choose(shop: Workshop, candidates: Sequence[Lock]) -> tuple[Lock, tuple[Whee
     )
 
 
-def fetch(shop: Workshop, found: Sequence[Wheel], device: str) -> None:
+def fetch(shop: Workshop, found: Sequence[Wheel]) -> None:
     """Bring every file that is not on this machine into the wheel cache. Raises Failed."""
     cache = Path(shop.layout.wheels)
     cache.mkdir(exist_ok=True)
@@ -87,7 +87,8 @@ def fetch(shop: Workshop, found: Sequence[Wheel], device: str) -> None:
     wanted = [wheel for wheel in found if wheel.path is None]
     here = sum(path.stat().st_size for path in cache.iterdir() if path.is_file())
     missing = max(sum(wheel.size or 0 for wheel in wanted) - here, 0)
-    space.require(shop.layout.runtimes, missing + space.unpacked_estimate(sizes, device), "the runtime")
+    unpacked = space.unpacked_estimate(sizes, has_cuda=any(wheel.filename.startswith("nvidia_") for wheel in found))
+    space.require(shop.layout.runtimes, missing + unpacked, "the runtime")
     if wanted:
         fetch_files(shop, wanted)
 

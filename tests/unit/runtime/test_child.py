@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from appliance.config.model import Config, Network
+from appliance.errors import Failed
+from appliance.runtime import child
+from appliance.runtime.layout import Layout
+from tests.support.waiting import wait_until
+
+
+def run(code: str, **more: object) -> child.Ended:
+    words = [sys.executable, "-c", code]
+    return child.run(words, env={"PATH": os.environ["PATH"]}, cwd="/", **{"deadline_s": 20.0, **more})  # type: ignore[arg-type]
+
+
+def test_status_and_last_words() -> None:
+    ended = run("import sys; [print(n, flush=True) for n in range(100)]; print('end', file=sys.stderr); sys.exit(3)")
+    assert ended.status == 3
+    assert ended.lines[-1] == "end"
+    assert len(ended.lines) == child.KEPT_LINES
+
+
+def test_lines_are_handed_over_as_they_come() -> None:
+    heard: list[str] = []
+    assert run("print('a'); print('b')", on_line=heard.append) == child.Ended(0, ())
+    assert heard == ["a", "b"]
+
+
+def test_what_is_late_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(marker)!r}, 'w').write(str(p.pid)); time.sleep(60)"
+    )
+    with pytest.raises(Failed, match="did not end within 1s and was stopped"):
+        run(code, deadline_s=1.0)
+    pid = int(marker.read_text())
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2],
+               10.0, "the grandchild's end", 0.02)  # fmt: skip
+
+
+def test_what_is_not_there_is_named() -> None:
+    with pytest.raises(Failed, match="/nonexistent/uv cannot be started: No such file"):
+        child.run(["/nonexistent/uv"], env={}, cwd="/", deadline_s=1.0)
+
+
+def test_a_child_sees_settings_of_clients_and_nothing_else() -> None:
+    inherited = {
+        "PATH": "/bin",
+        "PIP_INDEX_URL": "p",
+        "UV_INDEX_URL": "u",
+        "https_proxy": "http://old",
+        "LD_PRELOAD": "x",
+        "NOTIFY_SOCKET": "/run/s",
+        "PYTHONPATH": "x",
+        "CREDENTIALS_DIRECTORY": "x",
+    }
+    config = Config(network=Network(https_proxy="http://proxy:3128", no_proxy="10.0.0.0/8", ca_file="/ca.pem"))
+    made = child.environment(config, Layout("/s", "/r"), inherited)
+    assert not {"LD_PRELOAD", "NOTIFY_SOCKET", "PYTHONPATH", "CREDENTIALS_DIRECTORY"} & set(made)
+    assert (made["PIP_INDEX_URL"], made["UV_INDEX_URL"]) == ("p", "u")
+    assert made["https_proxy"] == made["HTTPS_PROXY"] == "http://proxy:3128"
+    assert made["no_proxy"] == made["NO_PROXY"] == "10.0.0.0/8"
+    assert made["SSL_CERT_FILE"] == made["PIP_CERT"] == made["REQUESTS_CA_BUNDLE"] == "/ca.pem"
+    assert made["HOME"].startswith("/s/runtimes/")
