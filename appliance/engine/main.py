@@ -12,7 +12,7 @@ from appliance.config.model import Config
 from appliance.host import notify, places
 from appliance.host.journal import ERR, WARNING
 from appliance.units.render import engine_digest
-from appliance.wire.vllmargs import launch_plan
+from appliance.wire.vllmargs import SHUTDOWN_S, launch_plan
 
 from . import weights
 from .device import device_of, own_gpus, present_gpus
@@ -21,8 +21,11 @@ from .report import Identity, Report
 from .verdict import Ending, verdict_of
 
 
-def main(arguments: list[str]) -> int:
-    """Run the engine until it ends; the exit statuses are `names.LAUNCHER_*`."""
+STOP_MARGIN_S = 15.0  # from the end of vLLM's own grace to SIGKILL: its workers' 9 s and the driver's
+
+
+def main(arguments: list[str], limits: Limits | None = None) -> int:
+    """Run the engine until it ends; the exit statuses are `names.LAUNCHER_*`. `limits` replace the configured ones."""
     where = places.from_environment()
     parser = argparse.ArgumentParser(prog="llm-appliance engine", description="Run one engine in the foreground.")
     parser.add_argument("name", help="the instance, e.g. chat or chat-2")
@@ -44,10 +47,10 @@ def main(arguments: list[str]) -> int:
         return _refuse(f"the configuration has no engine {given.name}")
     if engine.remote:
         return _refuse(f"engine {given.name} is remote: there is nothing to run here")
-    return _launch(config, given)
+    return _launch(config, given, limits)
 
 
-def _launch(config: Config, given: argparse.Namespace) -> int:
+def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) -> int:
     engine = config.engine_of(given.name)
     assert engine is not None
     runtime = os.path.realpath(given.runtime)  # an engine keeps its runtime when `current` is switched below it
@@ -74,7 +77,11 @@ def _launch(config: Config, given: argparse.Namespace) -> int:
         verdict = verdict_of(Ending(None, False, False), (), fault)
         report.ended(verdict, None, requested=False, served=False)
         return verdict.exit_status
-    return Launcher(plan, report, Limits(start=engine.startup_timeout)).run()
+    if limits is None:
+        grace = engine.vllm.get("shutdown_timeout", SHUTDOWN_S)
+        stop = (float(grace) if isinstance(grace, (int, float)) else SHUTDOWN_S) + STOP_MARGIN_S
+        limits = Limits(start=engine.startup_timeout, stop=stop)
+    return Launcher(plan, report, limits).run()
 
 
 def _refuse(message: str) -> int:

@@ -1,7 +1,10 @@
 """What a process tells the service manager, and what it was handed by it; nothing happens without a service manager.
 
 Plain messages go out through `sdnotify`. It knows neither descriptors nor text beyond Latin-1, so `barrier` speaks the
-protocol itself and `notify` hands it UTF-8 in Latin-1's clothes. No call here blocks but `barrier`; none raises.
+protocol itself and `notify` hands it UTF-8 in Latin-1's clothes. None of these calls raises.
+
+The manager's queue holds few messages, and a busy manager (a long daemon-reload) lets it fill. What is said again soon,
+a status or a watchdog's sign of life, is dropped then; what is said once (ready, stopping) waits up to `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import sdnotify
 
 from appliance import clock
 
+PATIENCE_S = 5.0
+_SAID_AGAIN = {"STATUS", "WATCHDOG", "EXTEND_TIMEOUT_USEC"}
 FIRST_DESCRIPTOR = 3  # sd_listen_fds(3): passed descriptors begin behind the standard ones
 
 
@@ -28,6 +33,8 @@ def notify(**fields: object) -> None:
     lines = [f"{name}={' '.join(str(value).splitlines())}" for name, value in fields.items()]
     notifier = sdnotify.SystemdNotifier()
     try:
+        if notifier.socket is not None:
+            notifier.socket.settimeout(0.0 if fields.keys() <= _SAID_AGAIN else PATIENCE_S)
         notifier.notify("\n".join(lines).encode(errors="replace").decode("latin-1"))
     finally:
         if notifier.socket is not None:
