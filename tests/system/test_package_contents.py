@@ -91,12 +91,9 @@ def test_the_same_tree_gives_the_same_file(tmp_path: Path) -> None:
 def box(request: pytest.FixtureRequest, deb: Path) -> Iterator[Box]:
     """A machine with the package just installed; no runtime, and none to be had."""
     with Box.start(request.param, network="host") as box:
-        # The box shares its host's network, for apt: other ports, and an index that nobody serves.
-        box.write(
-            "/etc/llm-appliance/config.d/50-test.toml",
-            '[gateway]\nlisten = ["127.0.0.1:18080"]\nadmin_listen = "127.0.0.1:18081"\n'
-            '[runtime]\nindex_url = "http://127.0.0.1:9/simple"\n',
-        )
+        layers.download(box, deb)
+        box.stop()
+        box.boot(network="private")
         layers.install(box, deb)
         yield box
 
