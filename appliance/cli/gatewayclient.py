@@ -55,15 +55,16 @@ def _get(connection: http.client.HTTPConnection) -> dict[str, object]:
         body = answer.read()
     finally:
         connection.close()
-    value = json.loads(body) if answer.status == 200 else None
+    try:
+        value = json.loads(body) if answer.status == 200 else None
+    except ValueError:
+        value = None
     if not isinstance(value, dict) or not isinstance(value.get("engines"), list):
         raise ValueError("the answer is not the gateway's: another program listens there")
     return value
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return "the answer is not the gateway's: another program listens there"
     if isinstance(error, OSError):
         return (error.strerror or "no answer").lower()
     return str(error) or type(error).__name__

@@ -1,0 +1,399 @@
+"""The command line as a process, against a supervisor on a stage and a gateway that only tells its status."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.host import files
+from tests.support.stage import CHAT, EMBED, LIMIT, ROOT, Stage, staged, unit
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="apply is for root")
+
+
+def call(stage: Stage, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """One command; nothing it prints may be a traceback or, in a pipe, coloured."""
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance", "--config", str(stage.config), *words],
+        env=stage.environment | {"TERM": "xterm", "COLUMNS": "80"} | more,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT * 2,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "\x1b" not in done.stdout
+    return done
+
+
+class Calling(threading.Thread):
+    """A command that runs beside the test."""
+
+    def __init__(self, stage: Stage, *words: str) -> None:
+        super().__init__()
+        self.done: subprocess.CompletedProcess[str] | None = None
+        self._call = lambda: call(stage, *words)
+        self.start()
+
+    def run(self) -> None:
+        self.done = self._call()
+
+    def result(self) -> subprocess.CompletedProcess[str]:
+        self.join(LIMIT * 2)
+        assert self.done is not None
+        return self.done
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with staged(tmp_path, CHAT + EMBED) as made:
+        made.start()
+        made.serving("chat")
+        made.serving("embed")
+        yield made
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Iterator[Stage]:
+    """Nothing runs."""
+    with staged(tmp_path) as made:
+        yield made
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+def test_hold_resume_restart(stage: Stage) -> None:
+    held = call(stage, "hold", "chat", "--reason", "new fans")
+    assert (held.returncode, held.stdout.splitlines()[-1]) == (0, "chat: stopped")
+    refused = call(stage, "restart", "chat")
+    assert refused.returncode == 1
+    assert "new fans" in refused.stderr and "llm-appliance resume chat" in refused.stderr
+    resumed = Calling(stage, "resume", "chat", "--wait")
+    stage.wait_started(2, "chat")
+    stage.serve("chat")
+    assert resumed.result().returncode == 0
+    assert "chat: serving" in resumed.result().stdout
+    assert call(stage, "restart", "embed").returncode == 0
+    stage.wait_started(2, "embed")
+    unknown = call(stage, "restart", "chta")
+    assert unknown.returncode == 1
+    assert "chat, embed" in unknown.stderr
+
+
+@pytest.mark.parametrize("words", [("hold", "chat"), ("resume", "chat"), ("restart", "chat", "--wait")])
+def test_without_a_supervisor(still: Stage, words: tuple[str, ...]) -> None:
+    done = call(still, *words)
+    assert done.returncode == 3
+    assert "the supervisor does not answer" in done.stderr
+    assert "llm-supervisor" in done.stderr
+
+
+# --- apply ------------------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_apply_takes_effect_and_is_remembered(stage: Stage) -> None:
+    first = call(stage, "apply")
+    assert first.returncode == 0, first.stderr
+    kept = stage.config.parent / "last-good.toml"
+    assert "chat" in kept.read_text()
+    stage.write(CHAT + 'memory_max = "8GiB"\n[engine.env]\nHF_TOKEN = "hf_secret"\n' + EMBED)
+    before = stage.systemd.calls
+    planned = call(stage, "apply", "--dry-run")
+    assert planned.returncode == 0
+    assert "engine.memory_max of chat: (not set) -> " in planned.stdout
+    assert "engine.env.HF_TOKEN of chat: new" in planned.stdout
+    assert "engine chat is restarted; its last start took 26s" in planned.stdout
+    assert "embed" not in planned.stdout
+    assert stage.systemd.calls == before
+    applying = Calling(stage, "apply")
+    stage.wait_started(2, "chat")
+    stage.serve("chat")
+    done = applying.result()
+    assert done.returncode == 0, done.stderr
+    assert "chat: serving" in done.stdout
+    assert "hf_secret" not in planned.stdout + done.stdout + stage.journal
+    assert stage.starts("embed") == 1
+    verbs = [verb for verb, *_ in stage.systemd.calls[len(before) :]]
+    assert verbs == ["daemon-reload", "reload-or-restart", "restart"]
+    assert "hf_secret" in kept.read_text()
+
+
+@needs_root
+def test_a_broken_edit_changes_nothing_and_is_explained(stage: Stage) -> None:
+    before = stage.systemd.calls
+    stage.config.write_text('[gateway]\nlissen = []\nqueue = 3\n[[engine]]\nname = "Chat"\n')
+    done = call(stage, "apply")
+    assert done.returncode == 2
+    for words in (f"{stage.config}:2", "lissen", "listen", f"{stage.config}:3", f"{stage.config}:5"):
+        assert words in done.stderr
+    assert stage.systemd.calls == before
+    assert not (stage.config.parent / "last-good.toml").exists()
+
+
+@needs_root
+def test_apply_tells_of_an_engine_that_does_not_come_back(stage: Stage) -> None:
+    stage.write(CHAT + 'memory_max = "8GiB"\n' + EMBED)
+    applying = Calling(stage, "apply")
+    stage.wait_started(2, "chat")
+    stage.die("chat", 78, "config-error", "no such flag")
+    done = applying.result()
+    assert done.returncode == 1
+    assert "no such flag" in done.stderr
+
+
+@needs_root
+def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage) -> None:
+    assert call(stage, "apply").returncode == 0
+    stage.write('[gateway]\nlisten = ["127.0.0.1:8099"]\n' + CHAT + EMBED)
+    done = call(stage, "apply")
+    assert done.returncode == 0, done.stderr
+    assert "open connections drop" in done.stdout
+    restarts = [units for verb, *units in stage.systemd.calls if verb == "restart"]
+    assert restarts == [["llm-gateway.socket", "llm-gateway-admin.socket", "llm-gateway.service"]]
+
+
+@needs_root
+def test_a_missing_model_is_fetched_first(still: Stage) -> None:
+    """A run that began before the edit is waited for, then there is another one."""
+    still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\n')
+    still.systemd.set("llm-runtime.service", ActiveState="activating", SubState="start", StatusText="building (40 %)")
+    still.start()
+    applying = Calling(still, "apply")
+    still.wait(
+        lambda: "model builtin:smollm2-135m" in still.fleet().get("reason", ""), "the engine waits for its model"
+    )
+    assert ["daemon-reload"] not in still.systemd.calls
+    still.systemd.set("llm-runtime.service", ActiveState="inactive", SubState="dead")
+    still.wait(lambda: ["start", "llm-runtime.service"] in still.systemd.calls, "the runtime is asked for")
+    model = still.state / "models/builtin/smollm2-135m"
+    model.mkdir(parents=True)
+    (model / ".complete").write_text("")
+    still.systemd.ready("llm-runtime.service")
+    still.systemd.set("llm-runtime.service", ActiveState="inactive", SubState="dead")
+    still.wait_started(1, "chat")
+    still.serve("chat")
+    done = applying.result()
+    assert done.returncode == 0, done.stderr
+    assert "model builtin:smollm2-135m: not fetched yet" in done.stdout
+    assert "building (40 %)" in done.stdout
+    assert ["daemon-reload"] in still.systemd.calls
+
+
+@needs_root
+def test_a_model_that_cannot_be_fetched_ends_it_with_nothing_applied(still: Stage) -> None:
+    still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\n')
+    applying = Calling(still, "apply")
+    still.wait(lambda: ["start", "llm-runtime.service"] in still.systemd.calls, "the runtime is asked for")
+    (still.run / "runtime").mkdir()
+    files.replace_json(still.run / "runtime/state.json", {"phase": "failed", "message": "the index does not answer"})
+    still.systemd.die("llm-runtime.service", 1)
+    done = applying.result()
+    assert done.returncode == 1
+    assert "the index does not answer" in done.stderr
+    assert not (still.config.parent / "last-good.toml").exists()
+    assert ["daemon-reload"] not in still.systemd.calls
+
+
+def test_without_systemd(still: Stage) -> None:
+    done = call(still, "apply", LLM_APPLIANCE_SYSTEMCTL="")
+    if not Path("/run/systemd/system").is_dir():
+        assert done.returncode == 3
+        assert "systemd is not running here" in done.stderr
+    assert call(still, "apply", "--dry-run", LLM_APPLIANCE_SYSTEMCTL="").returncode == 0
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+class Gateway:
+    """Answers GET /status with what a test gives."""
+
+    def __init__(self) -> None:
+        self.body = b"{}"
+        gateway = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(gateway.body)))
+                self.end_headers()
+                self.wfile.write(gateway.body)
+
+            def log_message(self, *_: Any) -> None:
+                return
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(LIMIT)
+
+
+@pytest.fixture
+def gateway(still: Stage) -> Iterator[Gateway]:
+    made = Gateway()
+    still.write(f'[gateway]\nadmin_listen = "{made.address}"\n' + CHAT)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def told(*replicas: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A status object with the fields that people are shown."""
+    engines = [
+        {
+            "name": r["name"],
+            "model": "m",
+            "served_names": ["smollm2"],
+            "serving": r["state"] == "serving",
+            "replicas": [r],
+        }
+        for r in replicas
+    ]
+    gateway = {"listen": ["127.0.0.1:8080"], "running": 3, "queued": 1, "tokens_per_second": 41.0}
+    return {
+        "v": 1,
+        "at": 1000.0,
+        "state": "serving",
+        "versions": {"appliance": "0.1.0", "vllm": "0.32.0", "device": "cpu"},
+        "gateway": gateway,
+        "config": {"valid": True, "origin": "file", "problems": []},
+        "keys": {"required": True, "count": 1, "problem": None, "hint": None},
+        "runtime": None,
+        "engines": engines,
+        **more,
+    }
+
+
+def replica(name: str, state: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "state": state, "since": 1000.0, "in_flight": 1, "limit": 64, "restarts": 0, **more}
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "words"),
+    [
+        (
+            told(replica("chat", "serving")),
+            0,
+            ["vLLM 0.32.0 (cpu)", "3 running, 1 queued, 41 tok/s", "1/64", "smollm2"],
+        ),
+        (
+            told(replica("chat", "starting", reason="loading weights", load_s=26.0)),
+            0,
+            ["chat: loading weights; the last start took 26s"],
+        ),
+        (
+            told(replica("chat", "held", cause="config-error", reason="bad flag", next="llm-appliance resume chat")),
+            1,
+            ["chat: config-error: bad flag", "next: llm-appliance resume chat"],
+        ),
+        (told(replica("chat", "serving"), replica("embed", "failed")), 1, ["embed", "failed"]),
+        (told(replica("chat", "restarting", cause="worker-died", reason="gone")), 0, ["worker-died: gone"]),
+        (told(replica("chat", "waiting"), runtime={"phase": "failed", "message": "no network"}), 1, ["no network"]),
+        (
+            told(keys={"required": True, "count": 0, "hint": "sudo llm-appliance keys create NAME"}),
+            0,
+            ["sudo llm-appliance keys create NAME", "no engine is configured"],
+        ),
+        (
+            told(config={"valid": False, "origin": "last-good", "problems": []}),
+            0,
+            ["the last good one is in force", "llm-appliance check"],
+        ),
+        (told(state="invalid"), 1, ["invalid"]),
+    ],
+)
+def test_status(still: Stage, gateway: Gateway, value: dict[str, Any], status: int, words: list[str]) -> None:
+    gateway.body = json.dumps(value).encode()
+    done = call(still, "status")
+    assert done.returncode == status, done.stderr
+    for word in words:
+        assert word in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    as_json = call(still, "status", "--json")
+    assert (as_json.returncode, json.loads(as_json.stdout)) == (status, value)
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"engines": 3}', b"\xff"])
+def test_another_program_on_the_gateways_port_is_named(still: Stage, gateway: Gateway, body: bytes) -> None:
+    gateway.body = body
+    done = call(still, "status")
+    assert done.returncode == 3
+    assert "another program listens there" in done.stderr
+
+
+def test_status_without_a_gateway_tells_what_the_files_say(stage: Stage) -> None:
+    done = call(stage, "status")
+    assert done.returncode == 3
+    assert "unreachable" in done.stdout.splitlines()[0]
+    assert [line.split()[:2] for line in done.stdout.splitlines() if line.startswith(("chat", "embed"))] == [
+        ["chat", "serving"],
+        ["embed", "serving"],
+    ]
+    assert "systemctl status llm-gateway" in done.stderr
+    assert json.loads(call(stage, "status", "--json").stdout)["state"] == "unreachable"
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_logs_become_journalctl(still: Stage, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/journalctl"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+
+    def arguments(*words: str) -> list[str]:
+        return call(still, "logs", *words, PATH=path).stdout.split()
+
+    assert arguments() == ["--unit=llm-*", "--lines=200"]
+    assert arguments("chat", "-f", "-n", "5") == [f"--unit={unit()}", "--follow", "--lines=5"]
+    assert arguments("chat", "--", "--since", "today") == [f"--unit={unit()}", "--since", "today"]
+    wrong = call(still, "logs", "chta", PATH=path)
+    assert wrong.returncode == 2
+    assert "the configuration has: chat" in wrong.stderr
+
+
+@pytest.mark.parametrize("words", [("status",), ("apply",), ("logs", "chat"), ("hold", "chat"), ("check",)])
+@pytest.mark.parametrize("garbage", [b"\xff\xfe\x00\x01", b"[[[[", b"x" * 5000, b"[[engine]]\nname = 3\n"])
+def test_garbage_in_the_file_is_no_traceback(still: Stage, words: tuple[str, ...], garbage: bytes) -> None:
+    still.config.write_bytes(garbage)
+    done = call(still, *words, PATH="/nowhere")
+    assert done.returncode in (1, 2, 3)
+    assert done.stderr or done.stdout
+
+
+def test_a_closed_pipe_is_no_error(still: Stage) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "appliance", "--help"],
+        env=still.environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(LIMIT) == 0
