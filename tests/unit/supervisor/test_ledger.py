@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.policy.restart import Death, Record
+from appliance.supervisor import ledger
+from appliance.supervisor.ledger import LOADS_KEPT, Ledger
+
+FULL = Record(
+    deaths=(Death(1.5, "r1", "engine-died", "s1"), Death(2.5, "r2", "shm-full")),
+    wanted="restart",
+    over="r2",
+    not_before=7.25,
+    hold="too often",
+    drop="",
+    cause="shm-full",
+    reason="full",
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "deep/ledger.json")
+    kept = Ledger().with_records({"chat": FULL, "embed": Record()}).with_load("d1", 26.04)
+    ledger.write(path, kept)
+    assert ledger.read(path) == Ledger({"chat": FULL}, {"d1": 26.0})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "nonsense", '{"v": 2}', '{"v": 1}', '{"v": 1, "engines": [], "loads": 3}', '{"v": 1, "engines": {"chat": 3}}'],
+)
+def test_a_damaged_ledger_is_an_empty_one(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text(content)
+    found = ledger.read(str(path))
+    assert all(record == Record() for record in found.records.values())
+    assert not found.loads
+    assert ledger.read(str(tmp_path / "none")) == Ledger()
+
+
+def test_only_the_newest_load_times_are_kept() -> None:
+    made = Ledger()
+    for number in range(LOADS_KEPT + 5):
+        made = made.with_load(f"d{number}", number)
+    made = made.with_load("d50", 1.0)
+    assert len(made.loads) == LOADS_KEPT
+    assert "d0" not in made.loads
+    assert list(made.loads)[-1] == "d50"
