@@ -7,7 +7,6 @@ CUDA's too.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,24 +15,20 @@ from appliance import names
 from appliance.config.model import Config
 from appliance.config.placement import gpus_of
 from appliance.host import files
+from appliance.host.device import Device, resolve
 
-Device = Literal["cuda", "cpu"]
-DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 DRIVER_GPUS = "/proc/driver/nvidia/gpus"
 
 
-def device_of(runtime: str, wanted: str, driver_files: Sequence[str] = DRIVER_FILES) -> Device:
-    """The device to start for: the one that the runtime was built for, else the wanted one, else what the machine has.
+def device_of(runtime: str, configured: Literal["auto", "cuda", "cpu"]) -> Device:
+    """The device to start for: the one that the runtime was built for, else what `[runtime] device` means here.
 
     The runtime's own record comes first: a build for a CPU cannot use a GPU, whatever the file asks for.
     """
-    record = files.read_json(f"{runtime}/{names.RUNTIME_COMPLETE}") or {}
-    for value in (record.get("device"), wanted):
-        if value == "cuda":
-            return "cuda"
-        if value == "cpu":
-            return "cpu"
-    return "cuda" if any(os.path.exists(path) for path in driver_files) else "cpu"
+    built_for = (files.read_json(f"{runtime}/{names.RUNTIME_COMPLETE}") or {}).get("device")
+    if built_for == "cuda":
+        return "cuda"
+    return "cpu" if built_for == "cpu" else resolve(configured)
 
 
 def present_gpus(directory: str = DRIVER_GPUS) -> tuple[str, ...]:

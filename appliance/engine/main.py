@@ -20,7 +20,6 @@ from .launcher import Launcher, Limits
 from .report import Identity, Report
 from .verdict import Ending, verdict_of
 
-
 STOP_MARGIN_S = 15.0  # from the end of vLLM's own grace to SIGKILL: its workers' 9 s and the driver's
 
 

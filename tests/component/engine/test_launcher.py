@@ -42,6 +42,7 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
     }  # fmt: skip
     assert state["started"] < state["ready"]
     assert state["pid"] == stage.pids()["api"]
+    wait_until(lambda: any("READY" in message for message in stage.manager.messages), LIMIT, "READY=1", pause=0.02)
     messages = stage.manager.messages
     said = [message["STATUS"] for message in messages if "STATUS" in message]
     order = ["starting: starting the engine's processes", "loading: loading weights 1 of 1 shards",

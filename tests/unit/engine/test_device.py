@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.config.model import Config, Engine
+from appliance.engine.device import device_of, own_gpus, present_gpus
+
+PRESENT = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_runtime_knows_what_it_was_built_for(tmp_path: Path, device: str) -> None:
+    (tmp_path / ".complete").write_text(f'{{"v": 1, "device": "{device}"}}')
+    assert device_of(str(tmp_path), "auto") == device
+    assert device_of(str(tmp_path), "cpu" if device == "cuda" else "cuda") == device
+
+
+def test_without_a_record_the_file_decides(tmp_path: Path) -> None:
+    assert device_of(str(tmp_path), "cuda") == "cuda"
+    assert device_of(str(tmp_path), "cpu") == "cpu"
+
+
+def gpu(directory: Path, address: str, uuid: str) -> None:
+    (directory / address).mkdir()
+    (directory / address / "information").write_text(f"Model: \t\t NVIDIA\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n")
+
+
+def test_gpus_in_pci_order(tmp_path: Path) -> None:
+    gpu(tmp_path, "0000:86:00.0", "GPU-second")
+    gpu(tmp_path, "0000:3b:00.0", "GPU-first")
+    gpu(tmp_path, "0001:01:00.0", "GPU-????????-????-????-????-????????????")
+    assert present_gpus(str(tmp_path)) == ("GPU-first", "GPU-second", "2")
+
+
+def test_no_driver_no_gpus(tmp_path: Path) -> None:
+    assert present_gpus(str(tmp_path / "none")) == ()
+
+
+@pytest.mark.parametrize(
+    ("engines", "instance", "own"),
+    [
+        ((Engine(),), "default", PRESENT),
+        ((Engine(gpus=(1, "GPU-d")),), "default", ("GPU-b", "GPU-d")),
+        ((Engine(gpus=(7,)),), "default", ("7",)),
+        ((Engine(name="a", gpus=(0, 1, 2, 3), replicas=2),), "a-2", ("GPU-c", "GPU-d")),
+        ((Engine(name="a"), Engine(name="b", gpus=(1, "GPU-c"))), "a", ("GPU-a", "GPU-d")),
+        ((Engine(gpus=()),), "default", ()),
+    ],
+)
+def test_own_gpus(engines: tuple[Engine, ...], instance: str, own: tuple[str, ...]) -> None:
+    assert own_gpus(Config(engines=engines), instance, PRESENT) == own
