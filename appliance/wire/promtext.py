@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite, isnan
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+([^ \t]+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
@@ -23,7 +24,7 @@ class Sample:
 
 def samples(text: str) -> Iterator[Sample]:
     """The samples of an exposition; lines that are none are left out."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         match = _SAMPLE.match(line)
         if match is None or line.startswith("#"):
             continue
@@ -56,6 +57,8 @@ def family(name: str, kind: str, text: str, rows: Iterable[tuple[Mapping[str, st
 
 def number(value: float) -> str:
     """A value without a needless fraction."""
+    if not isfinite(value):
+        return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
@@ -69,7 +72,7 @@ def merge_labelled(expositions: Mapping[str, str], label: str, prefix: str) -> s
     rows: dict[str, list[str]] = {}
     for key, text in expositions.items():
         mark = f'{label}="{escape(key)}"'
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if line.startswith(("# HELP ", "# TYPE ")):
                 words = line.split(" ", 3)
                 base = words[2] if len(words) > 2 else ""

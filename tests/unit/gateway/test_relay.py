@@ -1,0 +1,271 @@
+"""The pump with an engine and a client that are lists of bytes: framing cut anywhere, laws of what is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.gateway.answer import Answer
+from appliance.gateway.relay import End, Finish, Relay
+from appliance.gateway.upstream import EngineConnection, Pool, Target
+from appliance.wire.chunked import ChunkDecoder
+from appliance.wire.openai import ROUTES, Call, Shape
+from appliance.wire.sse import chunk
+from tests.support import fakeengine
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.aborted = self.paused = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.data += bytes(data)
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+class Stage:
+    """One relay between two wires."""
+
+    def __init__(
+        self, *, path: str = "/v1/chat/completions", hide: bool = True, http11: bool = True, stream: bool = True
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.client, self.engine = Wire(), Wire()
+        route = ROUTES[path]
+        self.answer = Answer(self.client, shape=route.shape, request_id="r", http11=http11, keep_alive=True, extra=[])
+        self.answer.stream = stream
+        self.relay = Relay(self.answer, Call(model="m", stream=stream, size=1), route, hide_usage=hide, fields=[])
+        self.pool = Pool(Target(path="/x"), loop)
+        self.connection = EngineConnection(self.pool)
+        self.connection.connection_made(self.engine)
+        self.relay.send(self.connection, b"HEAD", (b"BODY",))
+
+    def feed(self, data: bytes, size: int = 0) -> None:
+        for start in range(0, len(data), size or len(data)):
+            if not self.relay.done:
+                self.connection.data_received(data[start : start + (size or len(data))])
+
+    def finish(self) -> Finish:
+        assert self.relay.future.done()
+        return self.relay.future.result()
+
+    def body(self) -> bytes:
+        """The payload that the client got, its framing checked."""
+        head, _, rest = self.client.data.partition(b"\r\n\r\n")
+        if b"transfer-encoding" not in head.lower():
+            return rest
+        decoder = ChunkDecoder()
+        payload = b"".join(decoder.feed(rest))
+        assert decoder.done and decoder.rest == b""
+        return payload
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def events(path: str = "/v1/chat/completions", tokens: int = 3, usage: bool = True) -> list[bytes]:
+    """What the fake engine says on a route."""
+    request: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": usage}}
+    exchange: Any = type("X", (), {"engine": fakeengine.Engine("m")})
+    stream = fakeengine.Stream(exchange, path, request, {"tokens": tokens}, {})
+    return list(stream.events())
+
+
+def wire(said: list[bytes]) -> bytes:
+    return HEAD + b"".join(map(chunk, said)) + b"0\r\n\r\n"
+
+
+async def passed(data: bytes, cuts: list[int], **options: Any) -> tuple[bytes, Finish, Stage]:
+    stage = Stage(**options)
+    edges = [0, *cuts, len(data)]
+    for start, end in pairwise(edges):
+        if data[start:end] and not stage.relay.done:
+            stage.connection.data_received(data[start:end])
+    return stage.body(), stage.finish(), stage
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("http11", [True, False])
+def test_every_cut_in_two_passes_the_same(path: str, http11: bool) -> None:
+    said = events(path)
+    hidden = [event for event in said if b'"choices":[]' not in event]
+    data = wire(said)
+
+    async def walk() -> None:
+        for cut in range(1, len(data)):
+            body, finish, stage = await passed(data, [cut], path=path, http11=http11)
+            assert body == b"".join(hidden), cut
+            assert finish.end is End.COMPLETE and stage.relay.events in (3, 4)
+            assert stage.pool.take() is stage.connection, "the connection is kept"
+
+    asyncio.run(walk())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_small_pieces_pass_the_same(size: int) -> None:
+    said = events()
+
+    async def walk() -> bytes:
+        stage = Stage(hide=False)
+        stage.feed(wire(said), size)
+        assert stage.finish().end is End.COMPLETE
+        return stage.body()
+
+    assert asyncio.run(walk()) == b"".join(said)
+
+
+@given(st.lists(st.integers(1, 3000), max_size=10), st.booleans(), st.integers(0, 6))
+def test_any_cuts_and_any_grouping_of_events_in_chunks(cuts: list[int], hide: bool, group: int) -> None:
+    said = events(tokens=5)
+    grouped = [b"".join(said[n : n + group]) for n in range(0, len(said), group)] if group else said
+    data = wire(grouped)
+    expected = [event for event in said if not (hide and b'"choices":[]' in event)]
+
+    async def walk() -> bytes:
+        body, finish, _ = await passed(data, sorted(cut % len(data) for cut in cuts), hide=hide)
+        assert finish.end is End.COMPLETE
+        return body
+
+    assert asyncio.run(walk()) == b"".join(expected)
+
+
+@given(st.integers(0, 3000))
+def test_an_engine_that_goes_anywhere_leaves_whole_events_and_an_error(cut: int) -> None:
+    said = events(tokens=4)
+    data = wire(said)
+    cut %= len(data) - 5
+
+    async def walk() -> None:
+        stage = Stage()
+        if cut:
+            stage.connection.data_received(data[:cut])
+        if stage.relay.done:
+            return
+        stage.connection.connection_lost(None)
+        finish = stage.finish()
+        if not stage.answer.committed:
+            assert finish.end is End.LOST and stage.client.data == b""
+            return
+        got = stage.body().split(b"\n\n")
+        assert finish.end is End.BROKEN and finish.error and finish.error.code == "engine_died"
+        assert b'"engine_died"' in got[-2] and got[-1] == b""
+        assert [event + b"\n\n" for event in got[:-2]] == said[: len(got) - 2]
+        assert not stage.answer.sent().keep_alive
+
+    asyncio.run(walk())
+
+
+def test_a_comment_of_the_engine_is_no_progress_and_no_first_byte() -> None:
+    async def walk() -> None:
+        stage = Stage()
+        stage.connection.data_received(HEAD + chunk(b": keep-alive\n\n"))
+        assert stage.client.data == b"" and stage.relay.first_at is None
+        stage.connection.data_received(chunk(events()[0]))
+        progress = stage.relay.progress_at
+        stage.connection.data_received(chunk(b": keep-alive\n\n"))
+        assert stage.relay.progress_at == progress and stage.client.data.endswith(b": keep-alive\n\n\r\n")
+
+    asyncio.run(walk())
+
+
+def test_usage_in_every_chunk_is_passed_on() -> None:
+    request = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    exchange: Any = type("X", (), {"engine": fakeengine.Engine("m")})
+    said = list(fakeengine.Stream(exchange, "/v1/chat/completions", request, {"tokens": 3}, {}).events())
+
+    async def walk() -> None:
+        body, _, stage = await passed(wire(said), [], hide=False)
+        assert body == b"".join(said) and b'"completion_tokens":3' in stage.relay.usage_event
+
+    asyncio.run(walk())
+
+
+@pytest.mark.parametrize(
+    ("head", "rest", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n", b'{"a":1}', b'{"a":1}'),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+            b'3\r\n{"a\r\n4\r\n":1}\r\n0\r\nT: 1\r\n\r\n',
+            b'{"a":1}',
+        ),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"", b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 No\r\ncontent-length: 2\r\n\r\n", b"no", b"no"),
+    ],
+)
+def test_a_body_passes_however_it_is_framed_and_cut(head: bytes, rest: bytes, body: bytes) -> None:
+    async def walk() -> None:
+        data = head + rest
+        for cut in range(1, len(data)):
+            got, finish, _ = await passed(data, [cut], stream=False)
+            assert got == body and finish.end is End.COMPLETE, cut
+
+    asyncio.run(walk())
+
+
+def test_a_body_without_length_ends_with_the_connection() -> None:
+    async def walk() -> None:
+        stage = Stage(stream=False)
+        stage.feed(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+        stage.connection.connection_lost(None)
+        assert stage.finish().end is End.COMPLETE and stage.body() == b"all of it"
+
+    asyncio.run(walk())
+
+
+def test_a_body_that_ends_early_is_cut() -> None:
+    async def walk() -> None:
+        stage = Stage(stream=False)
+        stage.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+        stage.connection.connection_lost(None)
+        assert stage.finish().end is End.BROKEN and stage.client.aborted
+
+    asyncio.run(walk())
+
+
+def test_bytes_behind_an_answer_cost_the_connection() -> None:
+    async def walk() -> None:
+        stage = Stage(stream=False)
+        stage.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n")
+        assert stage.body() == b"ok" and stage.engine.aborted and stage.pool.take() is None
+
+    asyncio.run(walk())
+
+
+def test_backpressure_and_a_client_that_leaves() -> None:
+    async def walk() -> None:
+        stage = Stage()
+        stage.feed(HEAD + chunk(events()[0]))
+        stage.relay.pause()
+        assert stage.engine.paused
+        stage.relay.resume()
+        assert not stage.engine.paused
+        stage.relay.client_left()
+        assert stage.engine.aborted and stage.finish().end is End.LEFT
+        stage.relay.client_left()
+
+    asyncio.run(walk())
+
+
+def test_shapes_have_routes() -> None:
+    assert {route.shape for route in ROUTES.values()} == set(Shape)

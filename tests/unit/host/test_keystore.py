@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import UsageError
+from appliance.host import keystore
+from appliance.host.keystore import Key, KeysInvalid
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "keys.toml")
+
+
+def test_a_key_is_found_by_its_secret_alone(file: str) -> None:
+    key, secret = keystore.create(file, "alice", NOW, models=["a", "b"], expires=NOW + 10)
+    keys = keystore.read(file)
+    assert secret.startswith("sk-") and len(secret) >= 46
+    assert secret not in Path(file).read_text()
+    assert keys.find(secret, NOW) == key == keys.keys[0]
+    assert keys.find(secret + "x", NOW) is None and keys.find("", NOW) is None and keys.find("é\udcff", NOW) is None
+    assert (key.state(NOW), key.state(NOW + 10)) == ("good", "expired")
+
+
+def test_secrets_differ_and_the_file_is_closed(file: str) -> None:
+    secrets = {keystore.create(file, f"k{n}", NOW)[1] for n in range(20)}
+    assert len(secrets) == 20
+    assert stat.S_IMODE(Path(file).stat().st_mode) in (0o600, 0o640)
+
+
+def test_revoked_and_rotated(file: str) -> None:
+    keystore.create(file, "alice", NOW)
+    _, old = keystore.create(file, "bob", NOW)
+    rotated, new = keystore.rotate(file, "bob", NOW, overlap=60)
+    keys = keystore.read(file)
+    assert keys.find(new, NOW) == keys.find(old, NOW + 59) == rotated
+    assert keys.find(old, NOW + 60) is None
+    _, newest = keystore.rotate(file, rotated.id, NOW)
+    assert keystore.read(file).find(new, NOW) is None
+    keystore.revoke(file, "bob", NOW)
+    found = keystore.read(file).find(newest, NOW)
+    assert found and found.state(NOW) == "revoked"
+    for act in (keystore.revoke, keystore.rotate):
+        with pytest.raises(UsageError):
+            act(file, "bob", NOW)
+        with pytest.raises(UsageError):
+            act(file, "nobody", NOW)
+    keystore.create(file, "bob", NOW)  # the name is free again
+    with pytest.raises(UsageError):
+        keystore.create(file, "bob", NOW)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a\n", "x" * 65, 'a"'])
+def test_names_that_are_none(file: str, name: str) -> None:
+    with pytest.raises(UsageError):
+        keystore.create(file, name, NOW)
+    assert not Path(file).exists()
+
+
+HASH, OTHER = "sha256:" + "0" * 64, "sha256:" + "1" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("key = 3", "[[key]]"),
+        ("[[key]]\nid = 'a'", "key 1: hash"),
+        (f"[[key]]\nhash = '{HASH}'", "key 1: id and name"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nmodels = 'x'", "models"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nexpires = 'soon'", "expires"),
+        (f"[[key]]\nid='a'\nname=3\nhash='{HASH}'", "name must be"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\n[[key]]\nid='a'\nname='b'\nhash='{OTHER}'", "same id"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\n[[key]]\nid='b'\nname='b'\nhash='{HASH}'", "same hash"),
+        ("[[key", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_names_the_place(file: str, text: str, words: str) -> None:
+    Path(file).write_text(text)
+    with pytest.raises(KeysInvalid, match=None) as caught:
+        keystore.read(file)
+    assert words in caught.value.message and file in caught.value.message
+
+
+def test_a_missing_file_holds_no_key_and_a_directory_is_bad(file: str, tmp_path: Path) -> None:
+    assert keystore.read(file).keys == ()
+    with pytest.raises(KeysInvalid):
+        keystore.read(str(tmp_path))
+
+
+values = (
+    st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=20)
+)
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=20), max_size=3),
+    st.dictionaries(st.from_regex(r"[a-z]{9,12}", fullmatch=True), values | st.lists(values, max_size=2) |
+                    st.dictionaries(st.text("ab.\"", min_size=1, max_size=4), values, max_size=2), max_size=3),
+)  # fmt: skip
+def test_what_is_written_is_read_back(models: list[str], rest: dict[str, object]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/keys.toml"
+        key = Key(id="k-1", name="a", hash=HASH, created=NOW, expires=NOW + 1, models=tuple(models), rest=rest)
+        keystore.write(path, [key])
+        assert keystore.read(path).keys == (key,)

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from appliance.policy.balance import Load, least_outstanding
+
+
+@pytest.mark.parametrize(
+    ("loads", "chosen"),
+    [
+        ([], {None}),
+        ([Load("a", 4, 4)], {None}),
+        ([Load("a", 3, 4), Load("b", 1, 4)], {"b"}),
+        ([Load("a", 4, 16), Load("b", 2, 4)], {"a"}),
+        ([Load("a", 1, 4), Load("b", 1, 4)], {"a", "b"}),
+        ([Load("a", 0, 0)], {None}),
+    ],
+)
+def test_the_least_share_in_use(loads: list[Load], chosen: set[str | None]) -> None:
+    assert {least_outstanding(loads, turn) for turn in range(4)} == chosen

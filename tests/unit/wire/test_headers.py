@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.wire.headers import BadHead, downstream_fields, parse_head, render_head, request_id, upstream_fields
+
+
+def test_a_head_of_vllm() -> None:
+    head = parse_head(
+        b"HTTP/1.1 200 OK\r\ndate: x\r\nserver: uvicorn\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+        b"transfer-encoding: chunked\r\nx-own: 1"
+    )
+    assert head.is_stream and head.chunked and head.length is None and head.keep_alive and head.status == 200
+    assert downstream_fields(head) == [("content-type", "text/event-stream; charset=utf-8"), ("x-own", "1")]
+
+
+@pytest.mark.parametrize(
+    ("block", "length", "keep"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5", 5, True),
+        (b"HTTP/1.1 200\r\ncontent-length: 5\r\nConnection: Close", 5, False),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 5", 5, False),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\nconnection: keep-alive", 5, True),
+        (b"HTTP/1.1 204 No Content", 0, True),
+        (b"HTTP/1.1 200 OK", None, True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5", 5, True),
+    ],
+)
+def test_framing(block: bytes, length: int | None, keep: bool) -> None:
+    head = parse_head(block)
+    assert (head.length, head.keep_alive) == (length, keep)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b"", b"SSH-2.0-x", b"HTTP/2 200", b"HTTP/1.1 20", b"HTTP/1.1 2000", b"HTTP/1.1 abc",
+     b"HTTP/1.1 200 OK\r\nno colon",
+     b"HTTP/1.1 200 OK\r\n: x", b"HTTP/1.1 200 OK\r\na : x", b"HTTP/1.1 200 OK\r\ncontent-length: -1",
+     b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2",
+     b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked",
+     "HTTP/1.1 ²00 OK".encode("latin-1")],
+)  # fmt: skip
+def test_a_head_that_is_none(block: bytes) -> None:
+    with pytest.raises(BadHead):
+        parse_head(block)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_head_or_refused(block: bytes) -> None:
+    try:
+        parse_head(b"HTTP/1.1 200 OK\r\n" + block)
+    except BadHead:
+        pass
+
+
+def test_what_goes_up_and_what_stays() -> None:
+    fields = [("Authorization", "x"), ("X-API-Key", "x"), ("Host", "h"), ("Connection", "x-hop, close"), ("X-Hop", "1"),
+              ("Transfer-Encoding", "chunked"), ("Content-Length", "3"), ("Cookie", "c"), ("Accept-Encoding", "gzip"),
+              ("traceparent", "t"), ("Content-Type", "application/json"), ("Upgrade", "h2c"),
+              ("Expect", "100-continue")]  # fmt: skip
+    assert upstream_fields(fields) == [("traceparent", "t"), ("content-type", "application/json")]
+
+
+def test_a_stream_has_its_own_cache_control() -> None:
+    head = parse_head(b"HTTP/1.1 200 OK\r\ncache-control: public\r\nconnection: x-hop\r\nx-hop: 1\r\nset-cookie: a")
+    assert downstream_fields(head) == [("cache-control", "public")]
+    assert downstream_fields(head, stream=True) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("abc-123_x.y:z/=@+", True), ("", False), ("a b", False), ("a\tb", False), ("é", False), ("a" * 129, False),
+     ('a"b', False), ("a\r\nX: y", False)],
+)  # fmt: skip
+def test_request_ids(given: str, kept: bool) -> None:
+    assert request_id(given) == (given if kept else None)
+
+
+def test_a_head_is_rendered() -> None:
+    assert render_head("HTTP/1.1 200 OK", [("A", "1"), ("b", "2")]) == b"HTTP/1.1 200 OK\r\nA: 1\r\nb: 2\r\n\r\n"

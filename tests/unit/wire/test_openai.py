@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import ApiError
+from appliance.wire.openai import ROUTES, Shape, form_fields, models, parse_call, with_usage
+
+CHAT = ROUTES["/v1/chat/completions"]
+AUDIO = ROUTES["/v1/audio/transcriptions"]
+
+
+def test_a_call_holds_what_the_gateway_needs() -> None:
+    body = b'{"model":"m","stream":true,"max_tokens":5,"stream_options":{"include_usage":true},"x":[1]}'
+    call = parse_call(CHAT, body)
+    assert (call.model, call.stream, call.max_tokens, call.include_usage, call.size) == ("m", True, 5, True, len(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [(b'{"model":"m"}', None), (b'{"model":"m","max_completion_tokens":3,"max_tokens":9}', 3),
+     (b'{"model":"m","max_output_tokens":4}', 4), (b'{"model":"m","max_tokens":null}', None)],
+)  # fmt: skip
+def test_the_limit_has_many_names(body: bytes, limit: int | None) -> None:
+    assert parse_call(CHAT, body).max_tokens == limit
+
+
+def test_a_route_that_cannot_stream_does_not() -> None:
+    assert not parse_call(ROUTES["/v1/embeddings"], b'{"model":"m","stream":true}').stream
+
+
+def test_the_last_of_two_keys_counts_as_in_the_engine() -> None:
+    assert parse_call(CHAT, b'{"model":"allowed","model":"other"}').model == "other"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+option_values = st.sampled_from([None, {}, {"include_usage": False}, {"a": 1}])
+
+
+@given(
+    st.dictionaries(st.text(), json_values, max_size=5),
+    option_values,
+    st.booleans(),
+    st.sampled_from(["", " ", "\n\t "]),
+)
+def test_splicing_adds_usage_and_changes_nothing_else(
+    fields: dict[str, object], options: dict[str, object] | None, ascii_only: bool, tail: str
+) -> None:
+    value = {**fields, "model": "m", "stream": True}
+    value.pop("stream_options", None)
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        value.pop(name, None)
+    if options is not None:
+        value["stream_options"] = options
+    body = (json.dumps(value, ensure_ascii=ascii_only) + tail).encode("utf-8", "surrogatepass")
+    try:
+        call = parse_call(CHAT, body)
+    except ApiError as error:
+        assert error.code == "invalid_json"  # lone surrogates are not UTF-8
+        return
+    spliced = b"".join(with_usage(body, call))
+    assert json.loads(spliced) == {**value, "stream_options": {**(options or {}), "include_usage": True}}
+    assert spliced.startswith(body.rstrip()[:-1])
+
+
+@given(st.binary(max_size=200))
+def test_no_body_is_more_than_a_refusal(body: bytes) -> None:
+    for route in ROUTES.values():
+        try:
+            parse_call(route, body, "multipart/form-data; boundary=b")
+        except ApiError as error:
+            assert error.status == 400
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    return b"".join(b"--bnd\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (head.encode(), text)
+                    for head, text in parts) + b"--bnd--\r\n"  # fmt: skip
+
+
+def test_a_form_is_read_around_its_files() -> None:
+    body = form(('name="file"; filename="x"', b'RIFF name="model"\r\n\r\nfake'), ('name="model"', b"whisper"),
+                ("name=stream", b"true"))  # fmt: skip
+    call = parse_call(AUDIO, body, 'multipart/form-data; boundary="bnd"')
+    assert (call.model, call.stream) == ("whisper", True)
+    assert form_fields(b"preamble\r\n" + body, "multipart/form-data; boundary=bnd")["model"] == "whisper"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(form(("name=x", b"1")), "multipart/form-data; boundary=bnd"), (b"{}", "application/json"),
+     (b"", "multipart/form-data; boundary=bnd"), (form(("name=model", b"")), "multipart/form-data; boundary=bnd"),
+     (form(("name=model", b"m")), "multipart/form-data")],
+)  # fmt: skip
+def test_a_form_without_a_model_is_refused(body: bytes, kind: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_call(AUDIO, body, kind)
+    assert caught.value.code == "invalid_request"
+
+
+def test_routes_are_the_contracts() -> None:
+    assert set(ROUTES) == {
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+        "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize", "/v1/audio/transcriptions",
+    }  # fmt: skip
+    assert ROUTES["/v1/messages"].shape is Shape.ANTHROPIC
+    assert models([("a", "org/a")], 5)["data"] == [
+        {"id": "a", "object": "model", "created": 5, "owned_by": "llm-appliance", "root": "org/a"}
+    ]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.wire.usage import Usage, find_usage, read_usage
+
+
+@pytest.mark.parametrize(
+    ("value", "usage"),
+    [
+        ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}, Usage(7, 3)),
+        ({"prompt_tokens": 7, "total_tokens": 7}, Usage(7, 0)),
+        ({"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(7, 3, 4)),
+        ({"input_tokens": 7, "output_tokens": 3, "cache_read_input_tokens": 2}, Usage(7, 3, 2)),
+        ({"input_tokens": 7, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 1}}, Usage(7, 3, 1)),
+        ({"total_tokens": 9}, Usage(9, 0)),
+        ({"type": "duration", "seconds": 3}, None),
+        ({"prompt_tokens": True}, None),
+        ({"prompt_tokens": -1}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_usage_objects_of_the_apis(value: object, usage: Usage | None) -> None:
+    assert read_usage(value) == usage
+    if usage is not None:
+        assert find_usage(json.dumps({"a": 1, "usage": value, "z": [2]}).encode()) == usage
+
+
+def test_the_last_one_counts_and_a_cut_body_is_enough() -> None:
+    first, last = (
+        '"usage":{"prompt_tokens":1,"completion_tokens":1}',
+        '"usage":{"prompt_tokens":7,"completion_tokens":3}',
+    )
+    assert find_usage(f'{{"message":{{{first}}},{last}}}'.encode()) == Usage(7, 3)
+    assert find_usage(f'f text"}}],{last},"x":null}}'.encode()) == Usage(7, 3)
+    assert find_usage(b'{"usage":{"prompt_tokens":7') is None
+    assert find_usage(b'{"usage":null}') is None
+
+
+@given(st.text(max_size=40))
+def test_text_that_looks_like_usage_is_not(text: str) -> None:
+    said = text + '"usage":{"prompt_tokens":999,"completion_tokens":999}'
+    body = {"choices": [{"message": {"content": said}}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    assert find_usage(json.dumps(body).encode()) == Usage(7, 3)
+    assert find_usage(json.dumps({"choices": [{"message": {"content": said}}]}).encode()) is None
+
+
+@given(st.binary(max_size=100))
+def test_nothing_raises(body: bytes) -> None:
+    find_usage(b'"usage":{' + body)
