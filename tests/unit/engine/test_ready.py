@@ -38,15 +38,14 @@ def server(routes: Routes) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             return
 
-    with tempfile.TemporaryDirectory() as home:
-        with socketserver.ThreadingUnixStreamServer(f"{home}/vllm.sock", Handler) as listener:
-            thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
-            thread.start()
-            try:
-                yield f"{home}/vllm.sock"
-            finally:
-                listener.shutdown()
-                thread.join()
+    with contextlib.ExitStack() as stack:
+        path = f"{stack.enter_context(tempfile.TemporaryDirectory())}/vllm.sock"
+        listener = stack.enter_context(socketserver.ThreadingUnixStreamServer(path, Handler))
+        thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(listener.shutdown)
+        yield path
 
 
 @pytest.mark.parametrize(
