@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ class Appliance:
     def processes(self, unit: str) -> dict[str, int]:
         """Name -> pid (the box's own) of the processes in a unit."""
         group = self.show(unit, "ControlGroup")["ControlGroup"]
-        command = f"for p in $(cat /sys/fs/cgroup{group}/cgroup.procs); do echo $p $(cat /proc/$p/comm); done"
+        members = shlex.quote(f"/sys/fs/cgroup{group}/cgroup.procs")  # systemd's names hold backslashes
+        command = f"for p in $(cat {members}); do echo $p $(cat /proc/$p/comm); done 2>/dev/null"
         found = {}
         for line in self.box.sh(command, check=False).out.splitlines():
             pid, _, name = line.partition(" ")

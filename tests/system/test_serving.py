@@ -39,9 +39,11 @@ def test_nothing_failed(appliance: Appliance) -> None:
 
 
 def test_status_of_the_gateway_unit(appliance: Appliance) -> None:
-    out = appliance.box.sh("systemctl status --no-pager llm-gateway").out
-    assert "active (running)" in out
-    assert 'Status: "serving 1 model' in out
+    def shown() -> str:
+        return appliance.box.sh("systemctl status --no-pager llm-gateway").out
+
+    assert "active (running)" in shown()
+    wait_until(lambda: 'Status: "serving 1 model, ' in shown(), 15, "the status line says what is served")
 
 
 @pytest.mark.parametrize(("unit", "user"), USERS.items())
