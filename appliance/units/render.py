@@ -93,7 +93,10 @@ def _engine(config: Config, instance: str, source: str) -> str:
         lines.append(f"MemoryMax={engine.memory_max}")
     model = names.model_directory(engine.model, config.models.directory, config.models.source)
     lines += [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in _hidden([model, *_paths(engine.vllm)])]
-    return _text(source, "Service", lines)
+    # A model that is still to be fetched is no failure: the unit is skipped, and started when the model is there.
+    fetched = not engine.model.startswith("/")
+    unit = [f"ConditionPathExists={_plain(model)}/{names.RUNTIME_COMPLETE}"] if fetched else []
+    return _text(source, "Service", lines, unit)
 
 
 def _shm(config: Config, engine: Engine) -> str:

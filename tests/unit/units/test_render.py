@@ -181,3 +181,17 @@ def test_a_drop_in_repeats_what_the_template_mounts() -> None:
     assert kept
     assert [line for line in text if line.startswith("TemporaryFileSystem=/") and "/dev/shm" not in line] == kept
     assert "TimeoutStartSec=1h" in template  # the default that is left out
+
+
+@pytest.mark.parametrize(
+    ("model", "condition"),
+    [
+        ("builtin:smollm2-135m", "/var/lib/llm-appliance/models/builtin/smollm2-135m/.complete"),
+        ("org/model", "/var/lib/llm-appliance/models/huggingface/org/model/.complete"),
+        ("/srv/model", None),  # the operator's own directory has no such mark
+    ],
+)
+def test_a_model_that_is_still_to_be_fetched_keeps_its_engine_waiting(model: str, condition: str | None) -> None:
+    text = units(Config(engines=(Engine(model=model),)))["llm-engine@default.service.d/50-appliance.conf"] or ""
+    found = [line for line in text.splitlines() if line.startswith("ConditionPathExists=")]
+    assert found == ([] if condition is None else [f"ConditionPathExists={condition}"])
