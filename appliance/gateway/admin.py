@@ -16,6 +16,7 @@ from appliance.wire.promtext import merge_labelled
 from appliance.wire.vllmmetrics import PREFIX
 
 from .app_state import State
+from .connection import SERVER
 from .console import PAGE
 from .engines import Replica
 from .fetch import get
@@ -37,6 +38,11 @@ class Admin:
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; aiohttp calls it."""
+        response = await self._answer(request)
+        response.headers["Server"] = SERVER
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         path = request.rel_url.raw_path
         if request.method not in ("GET", "HEAD"):
             return _error(ApiError("method_not_allowed", "this listener only tells"))

@@ -19,6 +19,7 @@ from appliance.config import source
 from appliance.config.model import Config, Gateway
 from appliance.errors import ApiError, Failed
 from appliance.host import journal, notify
+from appliance.host.places import Places
 
 from .admin import Admin
 from .auth import Gatekeeper
@@ -135,7 +136,7 @@ class App:
 
     async def _open_control(self) -> None:
         """The socket for supervisor and command line, where its directory exists."""
-        path = names.GATEWAY_SOCKET.replace(names.RUN, self.run_directory, 1)
+        path = Places(run=self.run_directory).under_run(names.GATEWAY_SOCKET)
         if not os.path.isdir(os.path.dirname(path)):
             return
         try:

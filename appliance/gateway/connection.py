@@ -15,6 +15,7 @@ from appliance.errors import ApiError
 from appliance.wire import apierror
 from appliance.wire.openai import Shape
 
+SERVER = "llm-appliance"  # instead of aiohttp's name and version
 MAX_HEADERS = 128
 MAX_LINE = 16384
 KEEPALIVE = 75.0  # also the time that a connection has to send its first whole request head
@@ -78,6 +79,7 @@ class ClientConnection(RequestHandler):
             status=status,
             body=apierror.error_body(error, Shape.OPENAI),
             content_type="application/json",
+            headers={"Server": SERVER},
         )
         response.force_close()
         return response

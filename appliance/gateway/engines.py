@@ -16,6 +16,7 @@ from appliance import clock, names
 from appliance.config.model import Config, Engine
 from appliance.errors import ApiError
 from appliance.host.files import read_json
+from appliance.host.places import Places
 from appliance.policy.admission import Admission, Lease, Outcome, Ticket, limit_of
 from appliance.policy.availability import RuntimeSeen, Seen, serves, unavailable
 
@@ -140,8 +141,9 @@ class Engines:
         self._loop = loop
         self.groups: dict[str, Group] = {}
         self.by_model: dict[str, Group] = {}
-        self.fleet = StateFile(names.FLEET_STATE.replace(names.RUN, run, 1))
-        self.runtime = StateFile(names.RUNTIME_STATE.replace(names.RUN, run, 1))
+        where = Places(run=run)
+        self.fleet = StateFile(where.under_run(names.FLEET_STATE))
+        self.runtime = StateFile(where.under_run(names.RUNTIME_STATE))
 
     def configure(self, config: Config | None) -> None:
         """Take a configuration; replicas that stay the same keep their connections, leases and queue."""

@@ -19,6 +19,7 @@ import uvloop
 from appliance import names
 from appliance.errors import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE, ApplianceError
 from appliance.host import journal, notify
+from appliance.host.places import from_environment
 
 from .app import App
 
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """Run the gateway until it is told to stop."""
     parser = argparse.ArgumentParser(prog="llm-appliance gateway", description="Run the gateway in the foreground.")
     parser.add_argument("--config", default=names.CONFIG_FILE, metavar="FILE")
-    parser.add_argument("--run", default=names.RUN, metavar="DIRECTORY", help="live state (default %(default)s)")
+    parser.add_argument("--run", default=from_environment().run, metavar="DIRECTORY", help="live state (%(default)s)")
     try:
         options = parser.parse_args(arguments)
     except SystemExit as exit_:

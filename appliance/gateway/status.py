@@ -137,14 +137,18 @@ def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[s
         "cause": text_of(fleet, "cause") or None,
         "reason": seen.reason or None,
         "next": text_of(fleet, "next") or None,
-        "restarts": number_of(fleet, "restarts"),
+        "restarts": _whole(number_of(fleet, "restarts")),
         "load_s": seen.load_s,
         "digest": replica.state.text("digest") or None,
-        "pid": number_of(replica.state.value, "pid"),
+        "pid": _whole(number_of(replica.state.value, "pid")),
         "ready": number_of(replica.state.value, "ready"),
         "in_flight": group.admission.in_flight(replica.name),
         "limit": group.admission.limit(replica.name),
     }
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _problem(problem: Problem) -> dict[str, object]:

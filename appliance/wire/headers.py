@@ -81,7 +81,8 @@ def parse_head(block: bytes) -> ResponseHead:
     lines = block.decode("latin-1").split("\r\n")
     version, _, rest = lines[0].partition(" ")
     code = rest[:3]
-    if version not in ("HTTP/1.1", "HTTP/1.0") or not (len(code) == 3 and code.isascii() and code.isdigit()) or rest[3:4] not in ("", " "):
+    is_code = len(code) == 3 and code.isascii() and code.isdigit()
+    if version not in ("HTTP/1.1", "HTTP/1.0") or not is_code or rest[3:4] not in ("", " "):
         raise BadHead("the engine does not answer in HTTP/1")
     fields: list[tuple[str, str]] = []
     for line in lines[1:]:

@@ -1,0 +1,82 @@
+"""`GET /status` keeps to the schema that the package carries."""
+
+from __future__ import annotations
+
+import json
+import time
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from tests.component.gateway.conftest import Start
+from tests.support.gatewayprocess import FakeEngine, config, remote
+from tests.support.waiting import wait_until
+
+SCHEMA = json.loads(files("appliance.gateway").joinpath("status_schema.json").read_text())
+KINDS: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+
+
+def is_a(value: object, kind: str) -> bool:
+    if kind in ("number", "integer"):
+        return isinstance(value, int if kind == "integer" else (int, float)) and not isinstance(value, bool)
+    return isinstance(value, KINDS[kind])
+
+
+def faults(value: Any, schema: dict[str, Any], place: str = "$") -> list[str]:
+    """What in a value is against the part of JSON Schema that the schema uses."""
+    unknown = set(schema) - {
+        "$schema",
+        "title",
+        "description",
+        "type",
+        "required",
+        "properties",
+        "items",
+        "enum",
+        "const",
+    }
+    assert not unknown, f"{place}: the test does not know {unknown}"
+    kinds = schema.get("type", [])
+    if kinds and not any(is_a(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+        return [f"{place}: {value!r} is no {kinds}"]
+    found = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{place}: {value!r} is none of {schema['enum']}")
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{place}: {value!r} is not {schema['const']}")
+    if isinstance(value, dict):
+        known = schema.get("properties")
+        found += [f"{place}: {name} is missing" for name in schema.get("required", []) if name not in value]
+        found += [f"{place}: {name} is not in the schema" for name in value if known is not None and name not in known]
+        for name, inner in (known or {}).items():
+            found += faults(value[name], inner, f"{place}.{name}") if name in value else []
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            found += faults(item, schema.get("items", {}), f"{place}[{number}]")
+    return found
+
+
+@pytest.mark.parametrize("value", [{}, {"v": 2}, {"v": 1, "engines": [{"name": 3}]}, []])
+def test_the_test_finds_faults(value: object) -> None:
+    assert faults(value, SCHEMA)
+
+
+def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
+    gateway = start(config(remote(engine.url) + '\n[[engine]]\nname = "local"\nmodel = "org/x"\n'))
+    assert faults(gateway.admin("/status"), SCHEMA) == []
+    gateway.engine_state("local", "loading", message="m", ready=None)
+    gateway.fleet(local={"state": "restarting", "since": 1.0, "cause": "engine-died", "reason": "r", "next": "n",
+                         "restarts": 2, "load_s": 3.5, "not_before": None})  # fmt: skip
+    told = wait_until(
+        lambda: (s := gateway.admin("/status"))["engines"][1]["replicas"][0]["restarts"] == 2 and s,
+        3,
+        "it is read",
+        0.05,
+    )
+    assert faults(told, SCHEMA) == []
+    assert told["state"] == "degraded" and told["supervisor"]["mode"] == "act" and told["at"] <= time.time()
+    gateway.config_file.write_text("[nonsense]\nx = 1\n")
+    gateway.reload()
+    told = gateway.admin("/status")
+    assert faults(told, SCHEMA) == [] and not told["config"]["valid"] and told["config"]["problems"]
