@@ -18,6 +18,7 @@ from appliance.config.model import Config
 
 READY = "ready"
 MISSING = "not fetched yet"
+OVERFLOW = 65534  # an owner or group that this process's user namespace does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,20 @@ def standing(model: Model) -> str:
 
 
 def directory_standing(path: str, user: str = names.ENGINE_USER) -> str:
-    """READY, or what is wrong with a directory of the operator's."""
+    """READY, or what is wrong with a directory of the operator's.
+
+    The builder runs as another user than the engines: what it may not see is no fault, and left to the launcher.
+    """
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             return f"{path} is not a directory"
         entries = [entry.path for entry in os.scandir(path) if entry.is_file()]
     except FileNotFoundError:
         return f"{path} does not exist"
+    except PermissionError:
+        return READY
     except OSError as error:
-        return f"{path} cannot be looked into: {(error.strerror or '').lower()}; chmod -R a+rX {path}"
+        return f"{path} cannot be looked into: {(error.strerror or '').lower()}"
     if not any(os.path.basename(entry) in ("config.json", "params.json") for entry in entries):
         return f"{path} has no config.json: not the directory of a model"
     try:
@@ -92,16 +98,15 @@ def _barred(path: str, entries: list[str], uid: int, groups: set[int]) -> str | 
         parent = "/".join(parts[:count]) or "/"
         if not allowed(os.stat(parent), uid, groups, stat.S_IXOTH):
             return parent
-    for entry in entries:
-        if not allowed(os.stat(entry), uid, groups, stat.S_IROTH):
-            return entry
-    return None
+    return next((entry for entry in entries if not allowed(os.stat(entry), uid, groups, stat.S_IROTH)), None)
 
 
 def allowed(status: os.stat_result, uid: int, groups: set[int], bit: int) -> bool:
     """Whether mode bits give a user `bit` (of the "others" triple). Access lists are not looked at."""
     if uid == 0:
         return True
+    if OVERFLOW in (status.st_uid, status.st_gid):
+        return True  # seen from a user namespace: nobody can tell whose it is
     if status.st_uid == uid:
         return bool(status.st_mode & bit << 6)
     if status.st_gid in groups:

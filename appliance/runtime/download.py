@@ -29,10 +29,10 @@ from appliance.errors import Failed
 
 from .resolve import Wheel, digest
 
-PARALLEL = 4
+PARALLEL = 8  # most files of a runtime are small: the wait is for answers, not for bytes
 ATTEMPTS = 8
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
-SILENCE_S = 30.0  # a connection that brings nothing for so long is dead
+SILENCE_S = 20.0  # a connection that brings nothing for so long is dead; shorter than the unit's TimeoutStopSec=
 BLOCK = 256 << 10
 WRONG_BYTES_ATTEMPTS = 2  # a file whose hash is wrong twice will be wrong a third time
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT}

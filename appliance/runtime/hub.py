@@ -6,6 +6,7 @@ models/huggingface/ORG/NAME/.complete   written last
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from appliance.host.modelstore import Model
 from . import child, space
 from .faults import Impossible
 from .progress import Progress
+from .resolve import redacted
 
 FETCH_DEADLINE_S = 7 * 86400.0  # a 400 GB model over a slow line; the client ends by itself when nothing comes
 PROGRAM = Path(__file__).resolve().parent / "inside" / "fetch_hub.py"
@@ -48,6 +50,8 @@ def fetch(model: Model, config: Config, python: str, env: Mapping[str, str], pro
         on_line=lambda line: _hear(line, answer, target, progress),
     )
     if ended.status != 0 or not answer.get("done"):
+        with contextlib.suppress(OSError):
+            target.rmdir()  # only when it is empty: what came is gone on with
         raise failure(model.model, config, str(answer.get("error", "other")), str(answer.get("message", "")))
     shutil.rmtree(target / ".cache", ignore_errors=True)
     record: dict[str, object] = {"model": model.model, "source": config.models.source, "at": clock.wall()}
@@ -106,7 +110,7 @@ def _number(value: object) -> int | None:
 
 def failure(model: str, config: Config, kind: str, message: str) -> Failed:
     """What the child met, in words for the operator. Whether another try may help decides the class."""
-    where = config.models.endpoint or {"huggingface": "the Hugging Face hub", "modelscope": "ModelScope"}.get(
+    where = redacted(config.models.endpoint) or {"huggingface": "the Hugging Face hub", "modelscope": "ModelScope"}.get(
         config.models.source, config.models.source
     )
     if kind == "unreachable":

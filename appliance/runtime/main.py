@@ -125,10 +125,12 @@ def _run(given: argparse.Namespace, config: Config, layout: Layout, progress: Pr
     version = config.runtime.version or tested[0].version
     candidates = tuple(lock for lock in tested if lock.version == version)
     supported = sorted({python for lock in tested for python in lock.pythons})
-    python, python_version = bootstrap.find_python(supported, given.python)
     progress.describe(version, kind)
-
     request = Path(layout.runtimes, runtimes.REQUEST)
+    if not config.local_instances and not request.exists():
+        progress.phase("complete", "all engines are remote: this machine needs no vLLM")
+        return
+    python, python_version = bootstrap.find_python(supported, given.python)
     todo = decide(
         Wanted(
             version,

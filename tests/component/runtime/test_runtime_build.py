@@ -117,6 +117,14 @@ def test_a_complete_wheelhouse_needs_no_network_and_the_second_start_is_quick(be
     assert (current / ".complete").stat().st_mtime_ns == before
 
 
+def test_a_machine_without_engines_of_its_own_builds_nothing(bench: Bench) -> None:
+    bench.configure('[[engine]]\nmodel = "org/x"\nremote = ["http://127.0.0.1:9000"]\n')
+    told, _ = bench.build(uv="/nonexistent")
+    assert (told["phase"], told["models"]) == ("complete", {})
+    assert "no vLLM" in told["message"]
+    assert not (bench.runtimes / "current").exists()
+
+
 def test_a_new_lock_is_built_beside_and_switched_to(bench: Bench) -> None:
     bench.configure(local(bench))
     bench.build()

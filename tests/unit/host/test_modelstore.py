@@ -86,3 +86,9 @@ def test_a_directory_that_engines_cannot_read(tmp_path: Path) -> None:
 def test_mode_bits(mode: int, uid: int, groups: set[int], expected: bool) -> None:
     status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, 10, 20, 0, 0, 0, 0))
     assert modelstore.allowed(status, uid, groups, stat.S_IROTH) is expected
+
+
+@pytest.mark.parametrize(("uid", "gid"), [(modelstore.OVERFLOW, 20), (10, modelstore.OVERFLOW)])
+def test_whose_it_is_cannot_be_told_from_a_user_namespace(uid: int, gid: int) -> None:
+    status = os.stat_result((stat.S_IFREG | 0o600, 0, 0, 1, uid, gid, 0, 0, 0, 0))
+    assert modelstore.allowed(status, 99, set(), stat.S_IROTH)
