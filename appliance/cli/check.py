@@ -88,7 +88,9 @@ def host_problems(found: Effective) -> Iterator[Problem]:
     assert config is not None
     for key, user in _READERS:
         table, _, field = key.partition(".")
-        yield from _file(found, (table, field), getattr(getattr(config, table), field), user)
+        value = getattr(getattr(config, table), field)
+        for name in value.split(":") if field == "wheelhouse" else (value,):  # several directories
+            yield from _file(found, (table, field), name, user)
     for index, engine in enumerate(config.engines):
         yield from _file(
             found, ("engine", index, "remote_api_key_file"), engine.remote_api_key_file, names.GATEWAY_USER
