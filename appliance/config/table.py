@@ -134,7 +134,8 @@ ROWS: tuple[Row, ...] = (
         "is.", '"cpu"', "restart", choices=("auto", "cuda", "cpu")),
     Row("runtime.index_url", "url", "", "Mirror of the Python package index.", '"https://mirror.example.org/simple"',
         "live"),
-    Row("runtime.wheelhouse", "path", "", "Directory of wheels: the runtime is built from it without a network.",
+    Row("runtime.wheelhouse", "path", "", "Directory of wheels, or several with colons between, asked before the "
+        "index: with all wheels in it no network is needed.",
         '"/srv/wheels"', "live"),
     Row("models.directory", "path", names.MODELS, "Where model files are kept; llm-runtime writes it.",
         '"/srv/models"', "restart"),
