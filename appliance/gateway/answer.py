@@ -9,15 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 
 from aiohttp import web
 
+from appliance import clock
 from appliance.errors import ApiError
 from appliance.wire import apierror, headers, sse
 from appliance.wire.openai import Shape
 
 REASONS = {int(status): status.phrase for status in HTTPStatus}
+
+
+@lru_cache(maxsize=2)
+def date_of(epoch: int) -> str:
+    """A Date field's value; the same for all answers of a second."""
+    return formatdate(epoch, usegmt=True)
 
 
 class Sent(web.StreamResponse):
@@ -104,7 +112,7 @@ class Answer:
             self.keep_alive = False
         if not self.keep_alive:
             fields.append(("Connection", "close"))
-        fields += [("X-Request-Id", self.request_id), ("Date", formatdate(usegmt=True)), *self.extra]
+        fields += [("X-Request-Id", self.request_id), ("Date", date_of(int(clock.wall()))), *self.extra]
         self.transport.write(headers.render_head(f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", fields))
 
     def send(self, payload: bytes) -> None:

@@ -78,11 +78,13 @@ class Replica:
         self.state = StateFile(names.engine_state(name, run))
         self.reachable: bool | None = None
         self.failed_at: float | None = None
+        self.up = False  # whether it gets calls, as the last look found
         self.last_byte_at: float | None = None  # monotonic, from calls that have ended
 
     def failed(self, now: float) -> None:
         """A connect did not work."""
         self.failed_at = now
+        self.up = False
         if self.remote:
             self.reachable = False
 
@@ -194,7 +196,7 @@ class Engines:
             for replica in group.replicas.values():
                 if replica.state.refresh():
                     replica.failed_at = None
-                up = self.serving(replica, now)
+                up = replica.up = self.serving(replica, now)
                 serving = serving or up
                 group.admission.set_replica(
                     replica.name, limit=limit_of(self._limits, group.engine.vllm.get("max_num_seqs")), serving=up

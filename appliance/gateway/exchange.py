@@ -96,7 +96,7 @@ class Exchange:
     async def _admit(self) -> Lease:
         group = self.group
         now = clock.monotonic()
-        if not any(self.engines.serving(replica, now) for replica in group.replicas.values()):
+        if not any(replica.up for replica in group.replicas.values()):
             raise self.engines.unavailable(group, self.call.model, clock.wall())
         decision = group.admission.offer(self.ticket, now)
         if isinstance(decision, Lease):

@@ -132,6 +132,7 @@ class _Relayed:
 
     def __init__(self, host: Host, request: web.BaseRequest, answer: Answer, route: Route, number: int) -> None:
         self.host, self.request, self.answer, self.route, self.number = host, request, answer, route, number
+        self.client = forwarded_address(host.config, request)
         self.arrived, self.at = clock.monotonic(), clock.wall()
         self.principal: Principal | None = None
         self.call: Call | None = None
@@ -241,7 +242,7 @@ class _Relayed:
                 at=self.at,
                 request_id=self.answer.request_id,
                 key_id=self.principal.key_id if self.principal else "",
-                client=forwarded_address(self.host.config, self.request),
+                client=self.client,
                 route=self.route.path,
                 model=self.call.model[:200] if self.call else "",
                 engine=exchange.replica.name if exchange and exchange.replica else "",

@@ -5,16 +5,18 @@ The loop hands over a frozen record and goes on; a thread of its own writes, so 
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
-import queue
+import sys
 import threading
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
-from pathlib import Path
+import time
+from dataclasses import dataclass, fields
 
 from appliance.host import journal
 
+GATHER = 0.2  # seconds for which records gather before the writer is woken: a wake-up costs more than a record
 BACKLOG = 50_000  # records that may wait for the writer; beyond that they are counted and dropped
 
 
@@ -44,6 +46,9 @@ class Record:
     resent: int
 
 
+FIELDS = tuple(field.name for field in fields(Record))
+
+
 def line(record: Record) -> str:
     """The record as `key=value`, what is not known left out."""
     return " ".join(
@@ -70,6 +75,11 @@ def line(record: Record) -> str:
     )
 
 
+def entry(record: Record) -> str:
+    """The record as one JSON object."""
+    return json.dumps({name: getattr(record, name) for name in FIELDS}, separators=(",", ":"), ensure_ascii=False)
+
+
 def _word(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
@@ -79,11 +89,14 @@ def _word(value: object) -> str:
 
 
 class Ledger:
-    """The writer. `finish` is called once for each finished call."""
+    """The writer. `finish` is called once for each finished call, on the loop; a thread writes what has gathered."""
 
     def __init__(self, log: journal.Journal) -> None:
         self._log = log
-        self._queue: queue.SimpleQueue[Record | str | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Record] = []
+        self._wake = threading.Event()
+        self._scheduled = self._closed = False
         self._directory: str | None = None
         self._file: tuple[str, int] | None = None
         self.dropped = 0
@@ -92,59 +105,87 @@ class Ledger:
         self._thread.start()
 
     def configure(self, directory: str | None) -> None:
-        """Where the ledger lies; None writes none."""
-        self._queue.put(directory or "")
+        """Where the ledger lies from now on; None writes none."""
+        self._directory = directory
 
     def finish(self, record: Record) -> None:
-        """Hand a record over; never blocks."""
-        if self._queue.qsize() > BACKLOG:
+        """Hand a record over; never blocks. The thread is woken a moment later, once for all that came meanwhile."""
+        if len(self._waiting) >= BACKLOG:
             self.dropped += 1
             return
-        self._queue.put(record)
+        self._waiting.append(record)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_later(GATHER, self._hand_over)
 
     def close(self) -> None:
         """Write what waits, at most five seconds long."""
-        self._queue.put(None)
+        self._closed = True
+        self._wake.set()
         self._thread.join(5)
 
+    def _hand_over(self) -> None:
+        self._scheduled = False
+        self._wake.set()
+
     def _run(self) -> None:
-        while True:
-            item = self._queue.get()
-            if item is None:
-                break
-            if isinstance(item, str):
-                self._directory = item or None
-                self._close_file()
-                continue
-            self._log.log(
-                journal.INFO,
-                line(item),
-                LLM_EVENT="request",
-                LLM_REQUEST_ID=item.request_id,
-                LLM_KEY_ID=item.key_id,
-                LLM_ENGINE=item.engine or None,
-            )
-            self._append(item)
+        while not self._closed:
+            self._wake.wait()
+            self._wake.clear()
+            self._write_waiting()
+        self._write_waiting()
         self._close_file()
+
+    def _write_waiting(self) -> None:
+        records, self._waiting = self._waiting, []
+        if not records:
+            return
+        if os.path.exists(journal.SOCKET):
+            for record in records:
+                self._log.log(
+                    journal.INFO,
+                    line(record),
+                    LLM_EVENT="request",
+                    LLM_REQUEST_ID=record.request_id,
+                    LLM_KEY_ID=record.key_id,
+                    LLM_ENGINE=record.engine or None,
+                )
+        else:
+            mark = f"<{journal.INFO}>" if journal.under_journal() else f"{self._log.identifier}: "
+            _say("".join(f"{mark}{line(record)}\n" for record in records))
+        for day, some in itertools.groupby(records, _day):
+            self._append(day, "".join(f"{entry(record)}\n" for record in some).encode())
+
+    def _append(self, day: str, lines: bytes) -> None:
+        directory = self._directory
+        if directory is None:
+            return
+        path = f"{directory}/usage-{day}.jsonl"
+        try:
+            if self._file is None or self._file[0] != path:
+                self._close_file()
+                self._file = (path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+            os.write(self._file[1], lines)
+            self.problem = ""
+        except OSError as error:
+            problem = f"the usage ledger cannot be written: {directory}: {error.strerror}"
+            if problem != self.problem:
+                self._log.log(journal.WARNING, problem, LLM_EVENT="ledger-unwritable")
+            self.problem = problem
 
     def _close_file(self) -> None:
         if self._file is not None:
             os.close(self._file[1])
             self._file = None
 
-    def _append(self, record: Record) -> None:
-        if self._directory is None:
-            return
-        day = datetime.fromtimestamp(record.at, timezone.utc).strftime("%Y-%m-%d")
-        try:
-            if self._file is None or self._file[0] != day:
-                self._close_file()
-                path = Path(self._directory) / f"usage-{day}.jsonl"
-                self._file = (day, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
-            os.write(self._file[1], json.dumps(asdict(record), separators=(",", ":")).encode() + b"\n")
-            self.problem = ""
-        except OSError as error:
-            problem = f"the usage ledger cannot be written: {self._directory}: {error.strerror}"
-            if problem != self.problem:
-                self._log.log(journal.WARNING, problem, LLM_EVENT="ledger-unwritable")
-            self.problem = problem
+
+def _day(record: Record) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(record.at))
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return

@@ -26,6 +26,7 @@ from .answer import Answer
 from .upstream import EngineConnection
 
 KEPT = 65536  # bytes at an answer's end in which its usage is looked for
+JOINED = 16384  # a request up to this size is copied behind its head; a larger body is not copied
 HEAD_OF_BODY = 4096  # and at its beginning: some bodies tell it there
 
 
@@ -84,11 +85,14 @@ class Relay:
 
     # --- life -----------------------------------------------------------------------------------------------------
     def send(self, connection: EngineConnection, head: bytes, body: tuple[bytes, ...]) -> None:
-        """Hand the request to the engine; the body's pieces are not joined."""
+        """Hand the request to the engine; a large body's pieces are not joined."""
         self.connection = connection
         connection.acquire(self, self.read_head)
         transport = connection.transport
         assert transport is not None
+        if len(body[0]) <= JOINED:
+            transport.write(head + b"".join(body))
+            return
         transport.write(head)
         for piece in body:
             transport.write(piece)
