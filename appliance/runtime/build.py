@@ -148,6 +148,9 @@ def check(shop: Workshop, name: str, device: str) -> None:
         [python, "-I", str(SELFTEST), device], env=shop.env, cwd=shop.layout.scratch, deadline_s=TEST_DEADLINE_S
     )
     if ended.status == 0:
+        for line in ended.lines:
+            if line.startswith(("torch ", "no GPU ")):
+                shop.progress.say(line)
         return
     library = next((line for line in ended.lines if "cannot open shared object file" in line), None)
     hint = "the next start builds it again; journalctl -u llm-runtime has the traceback"

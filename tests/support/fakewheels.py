@@ -87,6 +87,19 @@ def write_wheel(
     return Wheel(path, package, version, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
+def cuda_wheels(directory: Path) -> dict[str, Wheel]:
+    """All that a CUDA runtime needs, on a machine without the driver's library."""
+    vllm = {name: text for name, text in VLLM.items() if name != "vllm/_C.py"}
+    vllm["vllm/_C_stable_libtorch.py"] = "raise ImportError('libcuda.so.1: cannot open shared object file')"
+    vllm["vllm/entrypoints/cli/main.py"] = "raise RuntimeError('Failed to infer device type')"
+    torch = "import types\n__version__ = '2.13.0'\ncuda = types.SimpleNamespace(is_available=lambda: False)\n"
+    made = [
+        write_wheel(directory, "vllm", "0.32.0", vllm),
+        write_wheel(directory, "torch", "2.13.0", {"torch.py": torch}),
+    ]
+    return {wheel.package: wheel for wheel in made}
+
+
 def vllm_wheels(directory: Path, *, ballast: int = 0) -> dict[str, Wheel]:
     """All that a CPU runtime needs; `ballast` is bytes that torch weighs."""
     torch: dict[str, str | bytes] = {"torch/__init__.py": '__version__ = "2.13.0"\n'}
@@ -100,11 +113,11 @@ def vllm_wheels(directory: Path, *, ballast: int = 0) -> dict[str, Wheel]:
     return {wheel.package: wheel for wheel in made}
 
 
-def write_locks(directory: Path, wheels: Mapping[str, Wheel], *, python: str) -> None:
-    """Locks for a CPU runtime from exactly these wheels."""
-    head = f"# vllm: 0.32.0\n# device: cpu\n# python: {python}\n"
+def write_locks(directory: Path, wheels: Mapping[str, Wheel], *, python: str, device: str = "cpu") -> None:
+    """Locks for a runtime from exactly these wheels."""
+    head = f"# vllm: 0.32.0\n# device: {device}\n# python: {python}\n"
     pins = "".join(wheel.pin for wheel in wheels.values() if wheel.package != "uv")
-    (directory / "cpu.txt").write_text(head + pins)
+    (directory / f"{device}.txt").write_text(head + pins)
     (directory / "models.txt").write_text(f"# python: {python}\n")
     bootstrap = wheels["uv"].pin if "uv" in wheels else "uv==0 --hash=sha256:" + "0" * 64 + "\n"
     (directory / "bootstrap.txt").write_text(f"# python: {python}\n{bootstrap}")

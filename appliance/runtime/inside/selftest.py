@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
+
+COMPILED = ("vllm._C", "vllm._C_stable_libtorch")  # the CPU's build, the CUDA build
 
 
 def main(device: str) -> int:
@@ -18,8 +21,20 @@ def main(device: str) -> int:
     if device == "cpu" and "cpu" not in found:
         print(f"vLLM {found} would not take this machine for a CPU machine")
         return 1
-    import_module("vllm._C")  # the compiled part, with the libraries that it needs from the host
+    compiled = next((name for name in COMPILED if find_spec(name)), None)
+    if compiled is None:
+        print("vLLM has no compiled part")
+        return 1
+    try:
+        import_module(compiled)  # with the libraries that it needs from the host
+    except ImportError as error:
+        if device != "cuda" or "libcuda.so" not in str(error):
+            raise
     print(f"torch {torch.__version__}, vLLM {found}")
+    if device == "cuda" and not torch.cuda.is_available():
+        # vLLM's own command line does not start without one.
+        print("no GPU can be seen from here: engines cannot start before one is")
+        return 0
     sys.argv = ["vllm", "--version"]
     try:
         import_module("vllm.entrypoints.cli.main").main()

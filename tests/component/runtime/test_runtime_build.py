@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakewheels import Wheel, vllm_wheels, write_locks, write_wheel
+from tests.support.fakewheels import Wheel, cuda_wheels, vllm_wheels, write_locks, write_wheel
 from tests.support.fileserver import FileServer, Script, file_server
 from tests.support.waiting import wait_until
 
@@ -115,6 +115,21 @@ def test_a_complete_wheelhouse_needs_no_network_and_the_second_start_is_quick(be
     bench.build(uv="/nonexistent")  # needs nothing, so nothing is asked for
     assert time.monotonic() - began < 1.0
     assert (current / ".complete").stat().st_mtime_ns == before
+
+
+def test_a_cuda_runtime_takes_the_same_path_also_before_the_driver_is_there(bench: Bench) -> None:
+    write_locks(bench.root / "locks", cuda_wheels(bench.root / "house"), python=MINOR, device="cuda")
+    bench.configure(local(bench).replace('"cpu"', '"cuda"'))
+    told, log = bench.build()
+    assert (told["phase"], told["device"]) == ("complete", "cuda")
+    assert os.readlink(bench.runtimes / "current") == "0.32.0-cuda"
+    assert "no GPU can be seen from here" in log
+    asked = [
+        str(bench.runtimes / "current/bin/python"),
+        "-c",
+        "import importlib.metadata as m; print(m.version('vllm'))",
+    ]
+    assert subprocess.check_output(asked, text=True).strip() == "0.32.0"  # the real name needs no alias
 
 
 def test_a_machine_without_engines_of_its_own_builds_nothing(bench: Bench) -> None:
