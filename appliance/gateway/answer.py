@@ -113,11 +113,16 @@ class Answer:
         if not self.keep_alive:
             fields.append(("Connection", "close"))
         fields += [("X-Request-Id", self.request_id), ("Date", date_of(int(clock.wall()))), *self.extra]
-        self.transport.write(headers.render_head(f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", fields))
+        self._write(headers.render_head(f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", fields))
 
     def send(self, payload: bytes) -> None:
         """Write a piece of the body, framed as the head said."""
-        self.transport.write(sse.chunk(payload) if self.chunked else payload)
+        self._write(sse.chunk(payload) if self.chunked else payload)
+
+    def _write(self, data: bytes) -> None:
+        """Write, unless the client has gone meanwhile: a closed transport takes no bytes."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def comment(self, fields: Iterable[tuple[str, str]], text: bytes = sse.COMMENT) -> None:
         """Fill a silence; the first comment commits the stream."""
@@ -128,7 +133,7 @@ class Answer:
     def end(self) -> None:
         """The answer is whole."""
         if self.chunked:
-            self.transport.write(b"0\r\n\r\n")
+            self._write(b"0\r\n\r\n")
         self.ended = True
 
     def break_off(self, event: bytes) -> None:
@@ -163,7 +168,7 @@ class Answer:
         """A whole answer at once."""
         self.begin_body(status, fields, len(body))
         if not self.bodyless:
-            self.transport.write(body)
+            self._write(body)
         self.ended = True
 
     def cut(self) -> None:

@@ -51,6 +51,9 @@ class App:
         self.log = log
         self.pid, self.started = os.getpid(), clock.wall()
         self.tasks = Tasks(lambda name, error: self.warn(f"the task {name} failed: {type(error).__name__}: {error}"))
+        self._core = Tasks(self._core_failed)
+        self.stop = asyncio.Event()  # set by a signal, or because the process cannot go on
+        self.fault = ""
         self.engines = Engines(run, loop)
         self.gatekeeper = Gatekeeper(self.warn)
         self.metrics = Metrics()
@@ -79,6 +82,12 @@ class App:
     def warn(self, text: str) -> None:
         """One line for the operator."""
         self.log.log(journal.WARNING, text, LLM_EVENT="gateway")
+
+    def _core_failed(self, name: str, error: BaseException) -> None:
+        """Without its clock or its eyes the gateway would let calls hang: it stops, and is started again."""
+        self.fault = f"the task {name} failed: {type(error).__name__}: {error}"
+        self.log.log(journal.CRIT, self.fault, LLM_EVENT="gateway-fault")
+        self.stop.set()
 
     # --- configuration ----------------------------------------------------------------------------------------------
     def reload(self) -> None:
@@ -127,10 +136,10 @@ class App:
         self._admin_listeners = [Listener(s, self._admin, self.tasks, self.warn) for s in admin]
         await self._open_control()
         await self._probe_remote()
-        self.tasks.start(self._tick(), "tick")
-        self.tasks.start(self._poll(), "poll")
-        self.tasks.start(self._probe(), "probe")
-        self.tasks.start(self._watchdog(), "watchdog")
+        self._core.start(self._tick(), "tick")
+        self._core.start(self._poll(), "poll")
+        self._core.start(self._probe(), "probe")
+        self._core.start(self._watchdog(), "watchdog")
         for listener in [*self.listeners, *self._admin_listeners]:
             listener.start()
 
@@ -217,6 +226,7 @@ class App:
         for server in (self.server, self._admin, self._control):
             await server.shutdown(1.0)
         await self.tasks.close()
+        await self._core.close()
         self.engines.close()
         await asyncio.get_running_loop().run_in_executor(None, self.ledger.close)
 
@@ -291,9 +301,9 @@ class App:
     async def _probe_one(self, replica: Replica) -> None:
         try:
             code, _ = await get(replica, "/health", min(self.settings.timeouts.connect, 2.0))
-            replica.reachable = code < 500
+            replica.reachable = replica.up = code < 500
         except ConnectFailed:
-            replica.reachable = False
+            replica.reachable = replica.up = False
 
     async def _watchdog(self) -> None:
         """Feed systemd's watchdog from the loop that serves: a loop that is stuck feeds nothing."""

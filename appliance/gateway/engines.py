@@ -92,7 +92,7 @@ class Replica:
         """An engine that answered a connect is there."""
         self.failed_at = None
         if self.remote:
-            self.reachable = True
+            self.reachable = self.up = True
 
 
 class Group:

@@ -131,8 +131,6 @@ class Exchange:
             fresh = True
             if following is Next.OTHER:
                 self.resent += 1
-                if not loss.reused:
-                    replica.failed(clock.monotonic())
                 other = self.group.admission.move(lease, clock.monotonic(), lease.replica)
                 if other is None and not loss.connected:
                     return Finish(End.REFUSED, self._gone()), lease
@@ -176,7 +174,7 @@ class Exchange:
         return (
             f"POST {target.prefix}{self.route.path} HTTP/1.1\r\nhost: {target.authority}\r\n{''.join(fields)}"
             f"x-request-id: {self.answer.request_id}\r\ncontent-length: {length}\r\n\r\n"
-        ).encode("latin-1")
+        ).encode("utf-8", "surrogateescape")  # as the parser decoded them
 
     def _queue_field(self) -> list[tuple[str, str]]:
         """How long the call waited; left out where a comment went first, for then the head is gone."""

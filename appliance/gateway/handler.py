@@ -20,7 +20,7 @@ from appliance.wire import headers, openai
 from appliance.wire.openai import ROUTES, Call, Route, Shape
 from appliance.wire.usage import Usage, find_usage
 
-from .answer import Answer
+from .answer import Answer, Sent
 from .auth import Gatekeeper, Principal
 from .clients import cors_fields, forwarded_address
 from .connection import ClientConnection
@@ -59,8 +59,8 @@ class Handler:
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; aiohttp calls it. Cancelled when the client leaves."""
         transport = request.transport
-        if transport is None:
-            raise ConnectionResetError
+        if transport is None:  # gone before its request was looked at
+            return Sent(False)
         path = request.rel_url.raw_path
         route = ROUTES.get(path)
         answer = Answer(

@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 
 from appliance import names
-from appliance.errors import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE, ApplianceError
+from appliance.errors import EXIT_FOUND, EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE, ApplianceError
 from appliance.host import journal, notify
 from appliance.host.places import from_environment
 
@@ -56,17 +56,16 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 async def _serve(config: str, run: str) -> int:
     log = journal.Journal("llm-gateway")
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
     app = App(config, run, log)
     try:
         await app.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, app.stop.set)
         loop.add_signal_handler(signal.SIGHUP, _reload, app)
         listens = ", ".join(app.addresses)
         log.log(journal.NOTICE, f"listening on {listens}, admin on {app.admin_address}", LLM_EVENT="gateway-started")
         notify.ready(app.status_line())
-        await stop.wait()
+        await app.stop.wait()
         log.log(journal.NOTICE, f"stopping, {len(app.exchanges)} calls run", LLM_EVENT="gateway-stopping")
         notify.stopping("draining")
         for number in (signal.SIGTERM, signal.SIGINT):  # a second Ctrl-C ends the drain
@@ -74,7 +73,7 @@ async def _serve(config: str, run: str) -> int:
         await app.drain()
     finally:
         await app.close()
-    return EXIT_OK
+    return EXIT_FOUND if app.fault else EXIT_OK
 
 
 def _reload(app: App) -> None:

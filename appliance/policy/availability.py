@@ -88,7 +88,7 @@ def unavailable(model: str, seens: Sequence[Seen], runtime: RuntimeSeen, now: fl
 def _restarts(seen: Seen) -> bool:
     return (
         seen.state in ("restarting", "failed")
-        or (seen.remote and seen.reachable is False)
+        or seen.remote  # whatever it is about, it was there and will be again
         or (not seen.remote and seen.phase in ("serving", "stopping", "exited"))
     )
 

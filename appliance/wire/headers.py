@@ -27,6 +27,7 @@ _NOT_DOWNSTREAM = HOP_BY_HOP | _words(
     "access-control-allow-credentials access-control-allow-headers access-control-allow-methods set-cookie"
 )
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_BREAKS = re.compile(r"[\r\n\0]")
 HEAD_LIMIT = 65536
 
 
@@ -87,7 +88,8 @@ def parse_head(block: bytes) -> ResponseHead:
     fields: list[tuple[str, str]] = []
     for line in lines[1:]:
         name, colon, value = line.partition(":")
-        if not colon or not name or name != name.strip():
+        # A bare CR, LF or NUL in a value would end the field early for a careless reader behind us.
+        if not colon or not name or name != name.strip() or _BREAKS.search(line):
             raise BadHead("the engine sent a broken header field")
         fields.append((name.lower(), value.strip(" \t")))
     return _framed(int(code), version, tuple(fields))
@@ -115,4 +117,6 @@ def _framed(status: int, version: str, fields: tuple[tuple[str, str], ...]) -> R
 
 def render_head(start: str, fields: Iterable[tuple[str, str]]) -> bytes:
     """A head as bytes. Values come from parsed heads or from us, so none holds a line break."""
-    return (start + "\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields) + "\r\n").encode("latin-1")
+    return (start + "\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields) + "\r\n").encode(
+        "latin-1", "replace"
+    )

@@ -110,6 +110,15 @@ def test_many_clients_that_leave_at_any_moment_leak_nothing(engine: FakeEngine, 
     assert gateway.text().count("route=") == 300
 
 
+def test_a_reader_that_takes_nothing_is_cut_after_the_stall_limit(gateway: Gateway, engine: FakeEngine) -> None:
+    with ask(gateway, "stuck", fault("pad=50000,tokens=2000", stream=True)):
+        wait_until(lambda: engine.marked("stuck"), 5, "it runs", 0.02)
+        entry = engine.marked("stuck")
+        assert entry
+        wait_until(lambda: entry["aborted"], 15, "it is given up", 0.05)
+    assert wait_until(gateway.idle, 2, "nothing runs", 0.02)
+
+
 def _resident(pid: int) -> int:
     fields = Path(f"/proc/{pid}/statm").read_text().split()
     return int(fields[1]) * 4096

@@ -120,6 +120,15 @@ def test_header_hygiene_towards_the_engine(gateway: Gateway, engine: FakeEngine)
     assert not gone & set(seen["headers"])
 
 
+def test_header_values_of_any_script_pass(gateway: Gateway, engine: FakeEngine) -> None:
+    with gateway.open(
+        "POST", "/v1/chat/completions", chat(), X_Name="北京".encode().decode("latin-1"), X_Request_Id="script"
+    ) as response:
+        assert response.status == 200
+    seen = engine.marked("script")
+    assert seen and seen["headers"]["x-name"].encode("latin-1").decode() == "北京"
+
+
 def test_a_request_id_that_could_forge_a_line_is_replaced(gateway: Gateway, engine: FakeEngine) -> None:
     answer = gateway.request("POST", "/v1/chat/completions", chat(), X_Request_Id='x" outcome=ok')
     assert answer.headers["x-request-id"] != 'x" outcome=ok' and len(answer.headers["x-request-id"]) == 32

@@ -1,0 +1,81 @@
+"""`llm-appliance chat` against a real gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.host import keystore
+from tests.component.gateway.test_life import Activated
+from tests.support.gatewayprocess import ROOT, FakeEngine, Gateway, config, remote
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def served(engine: FakeEngine, tmp_path: Path) -> Iterator[tuple[Gateway, str]]:
+    sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in ("admin", "public")}
+    _, secret = keystore.create(f"{tmp_path}/keys.toml", "me", time.time())
+    text = config(remote(engine.url), auth=f'keys_file = "{tmp_path}/keys.toml"')
+    port = sockets["public"].getsockname()[1]
+    made = Activated(tmp_path / "g", text.replace("127.0.0.1:0", f"127.0.0.1:{port}", 1), sockets)
+    yield made, secret
+    made.kill()
+    for one in sockets.values():
+        one.close()
+
+
+def chat(gateway: Gateway, *words: str, key: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "appliance", "chat", "--config", str(gateway.config_file), *words]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LLM_APPLIANCE_API_KEY": key},
+    )  # fmt: skip
+
+
+def test_an_answer_comes_and_errors_are_explained(served: tuple[Gateway, str]) -> None:
+    gateway, secret = served
+    asked = [
+        chat(gateway, "What is the capital of France?", key=secret),
+        chat(gateway, "hi", "--key", "sk-wrong"),
+        chat(gateway, "hi"),
+        chat(gateway, "hi", "--model", "no", key=secret),
+        chat(gateway, "[[fault:reset=4]]", key=secret),
+    ]
+    results = [(one.communicate(timeout=30), one.returncode) for one in asked]
+    (good, wrong, keyless, unknown, broken) = results
+    assert good[1] == 0 and "Paris" in good[0][0]
+    assert wrong[1] == 1 and "not known" in wrong[0][1] and "keys list" in wrong[0][1]
+    assert keyless[1] == 1 and "keys create" in keyless[0][1]
+    assert unknown[1] == 1 and "no engine serves" in unknown[0][1]
+    assert broken[1] == 1 and "broke off" in broken[0][1] and "The capital" in broken[0][0]
+    assert not any("Traceback" in err for (_, err), _ in results)
+
+
+def test_ctrl_c_ends_the_answer_and_the_engines_work(served: tuple[Gateway, str], engine: FakeEngine) -> None:
+    gateway, secret = served
+    engine.log.clear()
+    asked = chat(gateway, "[[fault:gap=0.05,tokens=5000]]", key=secret)
+    wait_until(lambda: engine.log and engine.log[-1]["events"] > 3, 15, "it streams", 0.05)
+    asked.send_signal(signal.SIGINT)
+    _, err = asked.communicate(timeout=10)
+    assert asked.returncode == 130 and "Traceback" not in err
+    wait_until(lambda: engine.log[-1]["aborted"], 3, "the engine stops", 0.05)
+
+
+def test_no_gateway_is_3(tmp_path: Path, served: tuple[Gateway, str]) -> None:
+    gateway, secret = served
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        text = gateway.config_file.read_text().replace(f":{gateway.port}", f":{free.getsockname()[1]}")
+        gateway.config_file.write_text(text)
+        asked = chat(gateway, "hi", key=secret)
+        _, err = asked.communicate(timeout=15)
+    assert asked.returncode == 3 and "does not answer" in err
