@@ -11,6 +11,7 @@ import pytest
 from box import Box
 
 from tests.support import layers
+from tests.support.waiting import wait_until
 from tests.unit.packaging.test_units import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,6 +130,20 @@ def test_the_generator_is_quick_and_survives_a_bad_file(box: Box) -> None:
     assert checked.status != 0
     assert "90-bad.toml" in box.journal("-u llm-config-check.service")
     box.sh("rm /etc/llm-appliance/config.d/90-bad.toml; systemctl daemon-reload; systemctl start llm-config-check")
+
+
+def test_a_taken_port_is_reported_and_taken_back(box: Box) -> None:
+    box.sh("systemctl stop llm-gateway.socket llm-gateway-admin.socket llm-gateway.service")
+    box.sh("systemd-run --unit=other python3 -m http.server --bind 127.0.0.1 8080")
+    wait_until(lambda: box.sh("ss -Hltn sport = 8080").out.strip() != "", 20, "the port taken")
+    box.sh("systemctl start --no-block llm-gateway.service llm-gateway-admin.socket")
+    wait_until(lambda: "127.0.0.1:8080 is taken" in box.journal("-u llm-gateway"), 20, "the message")
+    box.sh("curl -s -m 1 http://127.0.0.1:8081/healthz", check=False)  # a call waits at the other listener
+    lines = box.journal("-u llm-gateway -u llm-gateway.socket -u llm-gateway-admin.socket -n 500")
+    assert lines.count("Address already in use") < 40
+    box.sh("systemctl stop other")
+    wait_until(lambda: box.sh("curl -sf -m 2 http://127.0.0.1:8080/healthz", check=False).status == 0, 20, "an answer")
+    wait_until(lambda: box.sh("curl -sf -m 2 http://127.0.0.1:8081/healthz", check=False).status == 0, 20, "the admin")
 
 
 def test_removed_installed_again_purged(box: Box, deb: Path) -> None:

@@ -162,6 +162,13 @@ def test_both_listeners_reach_the_gateway_by_name() -> None:
         assert settings(unit)["FileDescriptorName"] == [name]
 
 
+def test_a_taken_port_cannot_make_a_loop() -> None:
+    """With Requires= and no trigger limit, one waiting call would start the failed gateway again without end."""
+    assert "Requires" not in settings(names.GATEWAY_UNIT)
+    for unit in (names.GATEWAY_SOCKET_UNIT, names.GATEWAY_ADMIN_SOCKET_UNIT):
+        assert not {"TriggerLimitIntervalSec", "TriggerLimitBurst"} & set(settings(unit))
+
+
 def rows(name: str) -> list[list[str]]:
     lines = (ROOT / "systemd" / name).read_text().splitlines()
     return [line.split() for line in lines if line and not line.startswith("#")]
