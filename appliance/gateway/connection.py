@@ -102,6 +102,10 @@ class ClientServer(web.Server):
         connection.pump = None
         return connection
 
+    def busy(self) -> int:
+        """Connections with a request that is read, waits or is answered."""
+        return sum(bool(one._request_in_progress or one._messages) for one in self.connections)
+
     def close_idle(self) -> int:
         """Close connections without a running request; returns how many are left."""
         busy = 0

@@ -112,8 +112,10 @@ class Handler:
     def ready(self, answer: Answer) -> None:
         """200 while at least one engine serves."""
         host = self._host
+        if host.draining:
+            raise ApiError("gateway_draining", "the gateway is stopping", retry_after=2)
         serving = host.engines.serving_count(clock.monotonic())
-        if serving and not host.closing:
+        if serving:
             answer.reply(200, _dump({"status": "ready", "serving": serving}), JSON_BODY)
             return
         group = next(iter(host.engines.groups.values()), None)

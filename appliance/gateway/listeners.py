@@ -95,7 +95,7 @@ class Listener:
         self.socket = listener
         self._factory, self._tasks, self._report, self._tls = factory, tasks, report, tls
         self._loop = asyncio.get_running_loop()
-        self._accepting = self._stopped = False
+        self._accepting = self._stopped = self._troubled = False
         listener.setblocking(False)
 
     @property
@@ -143,10 +143,13 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._report(f"no connection can be accepted on {self.address}: {(error.strerror or '').lower()}")
+                if not self._troubled:  # told once, not ten times a second
+                    self._report(f"no connection can be accepted on {self.address}: {(error.strerror or '').lower()}")
+                self._troubled = True
                 self._pause()
                 self._loop.call_later(PAUSE, self._resume)
                 return
+            self._troubled = False
             connection.setblocking(False)
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

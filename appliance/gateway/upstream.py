@@ -51,13 +51,10 @@ class Target:
 
 
 def remote_target(url: str, key: str) -> Target:
-    """The target of a `remote` URL. A path `/v1` at its end is the API's own and not a prefix."""
+    """The target of a `remote` URL."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"
-    prefix = parts.path.rstrip("/")
-    if prefix == "/v1" or prefix.endswith("/v1"):
-        prefix = prefix[: -len("/v1")]
-    return Target("", parts.hostname or "", parts.port or (443 if tls else 80), tls, prefix, key)
+    return Target("", parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"), key)
 
 
 class EngineConnection(asyncio.Protocol):

@@ -19,8 +19,9 @@ from tests.support.gatewayprocess import ROOT, FakeEngine, Gateway, config, remo
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture
-def served(engine: FakeEngine, tmp_path: Path) -> Iterator[tuple[Gateway, str]]:
+@pytest.fixture(scope="module")
+def served(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, str]]:
+    tmp_path = tmp_path_factory.mktemp("chat")
     sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in ("admin", "public")}
     _, secret = keystore.create(f"{tmp_path}/keys.toml", "me", time.time())
     text = config(remote(engine.url), auth=f'keys_file = "{tmp_path}/keys.toml"')
@@ -74,8 +75,8 @@ def test_no_gateway_is_3(tmp_path: Path, served: tuple[Gateway, str]) -> None:
     gateway, secret = served
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        text = gateway.config_file.read_text().replace(f":{gateway.port}", f":{free.getsockname()[1]}")
-        gateway.config_file.write_text(text)
-        asked = chat(gateway, "hi", key=secret)
+        file = tmp_path / "config.toml"
+        file.write_text(gateway.config_file.read_text().replace(f":{gateway.port}", f":{free.getsockname()[1]}"))
+        asked = chat(gateway, "hi", "--config", str(file), key=secret)
         _, err = asked.communicate(timeout=15)
     assert asked.returncode == 3 and "does not answer" in err

@@ -98,6 +98,14 @@ def test_forwarded_addresses_are_believed_from_trusted_proxies_only(engine: Fake
     wait_until(lambda: "client=10.1.1.1 " in gateway.text(), 3, "the last that is one", 0.05)
 
 
+def test_a_remote_engines_own_key(engine: FakeEngine, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-of-the-engine\n")
+    gateway = start(config(remote(engine.url, remote_api_key_file=str(tmp_path / "key"))))
+    answer = gateway.request("POST", CHAT, chat(), Authorization="Bearer sk-of-the-client", X_Request_Id="own-key")
+    seen = engine.marked("own-key")
+    assert answer.status == 200 and seen and seen["headers"]["authorization"] == "Bearer sk-of-the-engine"
+
+
 def test_without_trust_nobody_is_believed(gateway: Gateway) -> None:
     gateway.request("POST", CHAT, chat(), X_Forwarded_For="6.6.6.6", X_Request_Id="untrusted")
     wait_until(lambda: "request=untrusted" in gateway.text(), 3, "the line", 0.05)
