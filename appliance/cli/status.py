@@ -52,7 +52,7 @@ def _once(args: argparse.Namespace) -> int:
     else:
         if args.watch and output.is_terminal():
             print("\x1b[H\x1b[2J", end="")
-        for line in lines(value, clock.wall()):
+        for line in (*lines(value, clock.wall()), *_unapplied(args.config, value)):
             print(line, flush=True)
     if fault is not None and not args.watch:
         raise fault
@@ -162,7 +162,7 @@ def _table(value: Mapping[str, Any], now: float, columns: int) -> Iterator[str]:
                 output.paint(state, COLOURS.get(state, "blue")),
                 format_duration(max(now - since, 0.0)) if isinstance(since, (int, float)) else "-",
                 f"{replica.get('in_flight')}/{limit}" if limit is not None else "-",
-                replica.get("restarts"),
+                int(replica["restarts"]) if isinstance(replica.get("restarts"), (int, float)) else None,
                 ", ".join(map(str, engine.get("served_names") or ())),
             ]
         )
@@ -197,6 +197,22 @@ def _wrapped(head: str, text: str, columns: int) -> Iterator[str]:
             line = "    "
         line += word + " "
     yield line.rstrip()
+
+
+def _unapplied(path: str, value: Mapping[str, Any]) -> Iterator[str]:
+    """The file on disk as it is now, where the gateway has read an older or no one."""
+    config = value.get("config") or {}
+    if config.get("valid") is not True:
+        return
+    found = source.load(path)
+    if found.config is None:
+        yield ""
+        yield "the configuration file is invalid; what runs goes on with the one it has:"
+        yield "    llm-appliance check"
+    elif config.get("digest") and config["digest"] != found.text_digest:
+        yield ""
+        yield "the configuration file was changed and not applied:"
+        yield "    llm-appliance apply"
 
 
 def _advice(value: Mapping[str, Any]) -> Iterator[str]:

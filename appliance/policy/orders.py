@@ -68,7 +68,7 @@ def applied(
         if now.unit in RUNNING and running_with == desired.digest:
             made[instance] = replace(record, drop="")
         elif now.unit in RUNNING:
-            made[instance] = asked(record, "its configuration changed", now.run)
+            made[instance] = forgiven("its configuration changed", now.run)  # deaths of the old one say nothing
             notes[instance] = "is restarted: its configuration changed"
         elif now.unit in ENDED or now.unit in (UnitState.DOWN, UnitState.STOPPING):
             made[instance] = resumed(now, "the configuration was applied")

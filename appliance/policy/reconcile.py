@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from appliance.config.model import Restart
 from appliance.quantity import UNKNOWN, Maybe, format_duration
 
 from .failure import Exit, Failure, Verdict, failure_of
-from .restart import Death, Record, due_in_s, entered, fulfilled
+from .restart import Death, Record, counted, due_in_s, entered, fulfilled
 
 NET_S = 30.0  # RestartSec= of the engine's unit: systemd restarts it by itself so long after its end
 NET_MARGIN_S = 3.0
@@ -161,6 +161,8 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
         failure = failure_of(seen.end, seen.verdict)
         if failure is not None:
             death = Death(now - seen.age_s, seen.run, failure.cause, seen.verdict_start)
+            if record.wanted and record.over == seen.run and record.not_before is None:  # somebody's wish stands
+                return counted(record, death, failure, limits, now=now), failure.cause
             return entered(record, death, failure, limits, now=now, jitter=jitter), failure.cause
     if seen.unit in (UnitState.STARTING, UnitState.UP):
         if record.wanted and seen.run and seen.run != record.over:
@@ -177,9 +179,8 @@ def _unseen_death(seen: Seen, record: Record, limits: Restart, *, now: float) ->
     failure: Failure | None = failure_of(Exit("exit-code"), verdict)
     if failure is None or seen.verdict_at is None or seen.verdict_at < now - limits.window:
         return record, ""
-    death = Death(min(seen.verdict_at, now), start, failure.cause, start)
-    deaths = (*record.within(limits.window, now), death)
-    return replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason), failure.cause
+    death = Death(seen.verdict_at, start, failure.cause, start)
+    return counted(record, death, failure, limits, now=now), failure.cause
 
 
 def plan(situation: Situation) -> Plan:
@@ -277,7 +278,7 @@ def _why_start(seen: Seen) -> str:
         return "its unit failed and nothing holds it"
     if seen.skipped:
         return "what it waited for is there"
-    return "it has not run yet" if not seen.run else ""
+    return "first start" if not seen.run else ""
 
 
 def _is_busy(s: Situation, desired: Desired) -> bool:

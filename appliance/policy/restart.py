@@ -72,6 +72,12 @@ def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, 
     return replace(kept, wanted=f"{failure.cause}: {failure.reason}", over=death.key, not_before=now + delay)
 
 
+def counted(record: Record, death: Death, failure: Failure, limits: Restart, *, now: float) -> Record:
+    """A death that nothing follows from: the run was to be replaced anyway, or has been replaced already."""
+    deaths = (*record.within(limits.window, now), replace(death, at=min(now, death.at)))[-KEPT:]
+    return replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason)
+
+
 def _hold(deaths: tuple[Death, ...], failure: Failure, limits: Restart) -> str:
     """Why the engine is to be held; empty when it may be restarted."""
     window = format_duration(limits.window)

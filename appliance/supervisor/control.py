@@ -28,7 +28,7 @@ from appliance.errors import ApplianceError, ConfigInvalid, Failed, UsageError
 from appliance.host import proc
 from appliance.host.journal import NOTICE, message_id
 from appliance.policy import orders
-from appliance.policy.reconcile import RUNNING, Seen, UnitState, View
+from appliance.policy.reconcile import RUNNING, Desired, Seen, UnitState, View
 from appliance.policy.restart import Record
 
 from .daemon import Daemon
@@ -99,8 +99,6 @@ class Control:
             await asyncio.wait_for(self._daemon.looked.wait(), FIRST_LOOK_S)
         except asyncio.TimeoutError:
             raise Failed("the supervisor has not taken its first look yet") from None
-        if self._daemon.observation.fault:
-            raise Failed(f"systemd does not answer: {self._daemon.observation.fault}")
         deadline = request.get("deadline")
         limit = float(deadline) if isinstance(deadline, (int, float)) and deadline > 0 else FOLLOW_DEADLINE_S
         queue: asyncio.Queue[dict[str, object] | None] = asyncio.Queue(1000)
@@ -122,8 +120,9 @@ class Control:
     ) -> tuple[bool, str]:
         daemon = self._daemon
         instances = self._instances(request.get("engine"), with_held=op != "restart")
+        observed = await self._look(daemon.effective, daemon.desired)
         for instance in instances:
-            seen = daemon.observation.seen.get(instance, Seen())
+            seen = observed.seen.get(instance, Seen())
             record = daemon.ledger.records.get(instance, Record())
             if op == "hold":
                 daemon.hold(instance, orders.BY_OPERATOR, str(request.get("reason") or "held by the operator"))
@@ -150,7 +149,7 @@ class Control:
         if found.config is None:
             raise ConfigInvalid(found.problems)
         new = desired_of(found.config)
-        observed = daemon.observation
+        observed = await self._look(found, new)
         result = orders.applied(daemon.desired, new, observed.seen, daemon.ledger.records, daemon.holds)
         daemon.save(result.records)
         for instance in result.released:
@@ -217,6 +216,13 @@ class Control:
         if open_:
             return None
         return True, f"{', '.join(instances)}: {'stopped' if down else 'settled'}"
+
+    async def _look(self, found: source.Effective, desired: tuple[Desired, ...]) -> Observation:
+        """How things are now: the last cycle's look may be older than a death. Raises Failed when systemd is silent."""
+        observed = await self._daemon.look(found, desired)
+        if observed.fault:
+            raise Failed(f"systemd does not answer: {observed.fault}")
+        return observed
 
     def _instances(self, engine: object, *, with_held: bool) -> list[str]:
         """The instances that an order names. Raises UsageError for none, Failed for a held one."""

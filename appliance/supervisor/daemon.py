@@ -19,15 +19,27 @@ from appliance.config.model import Supervisor
 from appliance.host import files, notify
 from appliance.host.journal import ERR, NOTICE, WARNING, Journal, message_id
 from appliance.host.places import Places
-from appliance.policy.causes import CAUSES
-from appliance.policy.reconcile import Action, Plan, Readiness, Seen, Situation, UnitState, Verb, plan, remembered
-from appliance.policy.restart import Record
+from appliance.policy.causes import CAUSES, Remedy
+from appliance.policy.reconcile import (
+    Action,
+    Desired,
+    Plan,
+    Readiness,
+    Seen,
+    Situation,
+    UnitState,
+    Verb,
+    plan,
+    remembered,
+)
+from appliance.policy.restart import Record, due_in_s
 
 from . import ledger as ledgers
 from .act import Hand, Refusal
 from .fleet import Fleet, observed_only
 from .observe import Observation, desired_of, observe, read_holds
 
+SHORTEST_PAUSE_S = 0.05
 RETRY_CONFIG_S = 10.0  # while there is no valid configuration at all
 RUNTIME_PAUSE_S = 300.0  # between two starts of the runtime's unit that an engine waits for
 
@@ -82,9 +94,17 @@ class Daemon:
                 notify.notify(WATCHDOG=1, STATUS=self.sentence)
             except Exception as error:  # the top of the loop: engines must not pay for a fault in here
                 self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
-            interval = min(self.settings.interval, notify.watchdog_interval() or self.settings.interval)
-            await _first(interval, self.wake, stop)
+            await _first(self._pause_s, self.wake, stop)
             self.wake.clear()
+
+    @property
+    def _pause_s(self) -> float:
+        """Until the next look: the interval, or less when a restart is due before, or the watchdog wants a sign."""
+        interval = self.settings.interval
+        pauses = [interval, notify.watchdog_interval() or interval]
+        now, limits = clock.wall(), self.settings.restart
+        pauses += [due for record in self.ledger.records.values() if (due := due_in_s(record, limits, now)) > 0]
+        return max(min(pauses), SHORTEST_PAUSE_S)
 
     @property
     def sentence(self) -> str:
@@ -99,7 +119,7 @@ class Daemon:
         """One cycle."""
         if self.effective.config is None and clock.monotonic() - self._read_at > RETRY_CONFIG_S:
             self.read_config()
-        self.observation = await observe(self.effective.config, self.desired, self.places)
+        self.observation = await self.look(self.effective, self.desired)
         self.looked.set()
         self.complain("systemd", self.observation.fault, "systemd-refused", WARNING)
         self._remember()
@@ -110,6 +130,10 @@ class Daemon:
                 await self._carry_out(action)
                 notify.watchdog()
         self.publish(None)  # a cycle has ended
+
+    async def look(self, found: source.Effective, desired: tuple[Desired, ...]) -> Observation:
+        """See how things are for a configuration, which need not be the one in force."""
+        return await observe(found.config, desired, self.places)
 
     def save(self, records: Mapping[str, Record]) -> None:
         """Put records on disk when they changed. Raises OSError: nothing may follow from what is not on disk."""
@@ -155,8 +179,10 @@ class Daemon:
             self.ledger = ledger
 
     def _tell_death(self, instance: str, record: Record) -> None:
-        after = f"; held: {record.hold}" if record.hold and record.hold != record.reason else ""
-        text = f"{instance}: {record.cause}: {record.reason}{after}. {CAUSES[record.cause].advice}"
+        cause = CAUSES[record.cause]
+        restarts = cause.remedy in (Remedy.RESTART, Remedy.WAIT)  # the advice says so, and a hold has a line of its own
+        advice = "" if record.hold and restarts else f". {cause.advice}"
+        text = f"{instance}: {record.cause}: {record.reason.rstrip('.')}{advice}"
         self.journal.log(
             ERR,
             text,

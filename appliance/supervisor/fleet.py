@@ -120,8 +120,9 @@ class Fleet:
         text = f"{instance}: {view.state}"
         if view.state == "serving" and old is not None and old.view.state != "serving":
             text += f" after {format_duration(max(now - old.since, 0.0))} {old.view.state}"
-        text += f": {view.reason}" if view.reason else ""
-        text += f"; {view.next}" if view.next else ""
+        told = view.state == "restarting" and view.not_before is not None  # the line of its death has the reason
+        said = [part for part in ("" if told else view.reason, view.next) if part]
+        text += f": {'; '.join(said)}" if said else ""
         self._journal.log(
             priority,
             text,

@@ -106,7 +106,9 @@ def seen_of(
     age_s = max(monotonic - unit.since, 0.0) if unit.since is not None else 0.0
     at = verdict.get("at")
     written = float(at) if isinstance(at, (int, float)) else None
-    digest = state.get("digest")
+    digest, phase, message = state.get("digest"), str(state.get("phase") or ""), str(state.get("message") or "")
+    if kind is UnitState.STARTING and phase in ("stopping", "exited"):
+        phase, message = "starting", ""  # the last run's last word: the launcher of this one has not spoken yet
     return Seen(
         unit=kind,
         run=unit.invocation or ("masked" if unit.load == "masked" else ""),
@@ -116,8 +118,8 @@ def seen_of(
         verdict=_verdict(verdict) if _belongs(unit, kind, verdict, written, now - monotonic) else None,
         verdict_start=str(verdict.get("start") or ""),
         verdict_at=written,
-        phase=str(state.get("phase") or ""),
-        message=str(state.get("message") or ""),
+        phase=phase,
+        message=message,
         digest=digest if isinstance(digest, str) and digest else UNKNOWN,
     )
 

@@ -135,7 +135,7 @@ def test_apply_stops_what_is_gone_and_starts_what_is_new(stage: Stage) -> None:
     order = Order(stage, "apply")
     stage.wait_started(1, "talk")
     stage.serve("talk")
-    assert order.done()["ok"] is True
+    assert order.done() == {"done": True, "ok": True, "message": "talk, chat: settled"}
     assert stage.systemd.get(unit("chat"))["ActiveState"] == "inactive"
     assert stage.starts("embed") == 1
     assert stage.fleet("chat") == {}

@@ -47,7 +47,7 @@ def test_apply(seen: Seen, hold: tuple[str, str] | None, changed: bool, note: st
     wish = result.records["chat"]
     assert bool(wish.wanted) is (note != "stays held")
     if wish.wanted:
-        assert wish.over == seen.run
+        assert (wish.over, wish.deaths) == (seen.run, ())
 
 
 def test_an_engine_that_the_file_leaves_out_is_stopped_and_comes_back() -> None:

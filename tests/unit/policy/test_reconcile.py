@@ -232,6 +232,15 @@ def test_a_run_that_begins_fulfils_the_wish() -> None:
     assert look(Seen(UnitState.UP, "r2"), record)[0].deaths == record.deaths
 
 
+def test_a_wish_stands_when_the_run_that_it_replaces_dies() -> None:
+    """An applied change is not lost to the death of the old run, whatever that death would have led to."""
+    wish = Record(wanted="its configuration changed", over="r1")
+    for status in (71, 78):
+        record, cause = look(Seen(UnitState.FAILED, "r1", end=Exit("exit-code", EXITED, status)), wish)
+        assert (record.wanted, record.hold, record.not_before, len(record.deaths)) == (wish.wanted, "", None, 1)
+        assert cause
+
+
 def test_a_death_that_the_net_mended_counts() -> None:
     verdict = Verdict("worker-died", "gone", "serving")
     seen = replace(up("r2"), verdict=verdict, verdict_start="s1", verdict_at=NOW - 40)
