@@ -84,7 +84,7 @@ def test_the_tokenizer_gets_its_digit_splitter_back() -> None:
         "type": "Sequence",
         "pretokenizers": [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel"}],
     }
-    config: dict[str, object] = {"is_local": True, "name_or_path": "/tmp/x", "eos_token": "e"}
+    config: dict[str, object] = {"is_local": True, "name_or_path": "/somewhere", "eos_token": "e"}
     convert_smollm2.forget_origin(config)
     assert config == {"eos_token": "e", "model_max_length": 8192}
 
