@@ -100,9 +100,10 @@ class Appliance:
         return value
 
     @contextlib.contextmanager
-    def streaming(self, text: str = "Count from one to one thousand.", tokens: int = 1500) -> Iterator[Stream]:
-        """A stream with the SDK that has brought at least three deltas."""
-        argv = self.box.outside_argv(self._sdk_argv("stream", text, CHAT, tokens, ""))
+    def streaming(self, tokens: int = 1500) -> Iterator[Stream]:
+        """A stream with the SDK that has brought at least three deltas, and will bring exactly so many tokens."""
+        call = self._sdk_argv("stream", "Count from one to one thousand.", CHAT, tokens, "")
+        argv = self.box.outside_argv([*call, "--all-tokens"])
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             stream = Stream(process)

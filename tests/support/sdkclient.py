@@ -1,6 +1,6 @@
 """The OpenAI SDK as a client in a process of its own, so that it can run in a box's network.
 
-    python sdkclient.py chat|stream|embed --base URL --key KEY --model MODEL --text TEXT [--tokens N]
+    python sdkclient.py chat|stream|embed --base URL --key KEY --model MODEL --text TEXT [--tokens N] [--all-tokens]
 
 Prints one JSON object a line: for `stream` one for each delta as it comes, then, as always, one with `text` or
 `vectors`, `finish`, and `error` (None, or what the SDK raised).
@@ -22,6 +22,7 @@ def main() -> None:
     for option in ("--base", "--key", "--model", "--text"):
         parser.add_argument(option, required=True)
     parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--all-tokens", action="store_true", help="go on past the model's own end (vLLM's ignore_eos)")
     args = parser.parse_args()
     client = openai.OpenAI(base_url=args.base, api_key=args.key, max_retries=0, timeout=120)
     try:
@@ -33,7 +34,8 @@ def main() -> None:
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     messages = [{"role": "user", "content": args.text}]
-    return {"model": args.model, "messages": messages, "temperature": 0, "max_tokens": args.tokens}
+    extra = {"extra_body": {"ignore_eos": True}} if args.all_tokens else {}
+    return {"model": args.model, "messages": messages, "temperature": 0, "max_tokens": args.tokens, **extra}
 
 
 def _chat(client: openai.OpenAI, args: argparse.Namespace) -> dict[str, Any]:

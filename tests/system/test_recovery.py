@@ -14,7 +14,8 @@ UNIT = "llm-engine@default.service"
 @pytest.mark.parametrize("victim", ["API server", "EngineCore", "Worker"])
 def test_a_killed_engine_process(appliance: Appliance, victim: str) -> None:
     """The stream ends with an error (no half answer that looks whole), then a new request is answered."""
-    before = appliance.wait_serving("default")
+    appliance.wait_answer()
+    before = appliance.engine("default")
     with appliance.streaming() as stream:
         pid = _pid(appliance, victim)
         appliance.box.sh(f"kill -KILL {pid}")
@@ -40,8 +41,9 @@ def _pid(appliance: Appliance, victim: str) -> int:
 
 
 def test_a_stopped_gateway_is_restarted_by_its_watchdog(appliance: Appliance) -> None:
+    appliance.wait_answer()
     before = appliance.show("llm-gateway.service", "MainPID")["MainPID"]
-    engine = appliance.wait_serving("default")["start"]
+    engine = appliance.engine("default")["start"]
     appliance.box.sh(f"kill -STOP {before}")
 
     def again() -> bool:
