@@ -100,7 +100,8 @@ class Control:
         except asyncio.TimeoutError:
             raise Failed("the supervisor has not taken its first look yet") from None
         deadline = request.get("deadline")
-        limit = float(deadline) if isinstance(deadline, (int, float)) and deadline > 0 else FOLLOW_DEADLINE_S
+        usable = isinstance(deadline, (int, float)) and 0 < deadline < 30 * FOLLOW_DEADLINE_S
+        limit = float(str(deadline)) if usable else FOLLOW_DEADLINE_S
         queue: asyncio.Queue[dict[str, object] | None] = asyncio.Queue(1000)
         self._daemon.listeners.add(queue)
         try:
@@ -121,17 +122,22 @@ class Control:
         daemon = self._daemon
         instances = self._instances(request.get("engine"), with_held=op != "restart")
         observed = await self._look(daemon.effective, daemon.desired)
+        if op == "resume":
+            held = daemon.holds
+            instances = [i for i in instances if i in held or observed.seen.get(i, Seen()).unit not in RUNNING]
+            if not instances:
+                return True, f"{request.get('engine')} is not held and runs"
         for instance in instances:
             seen = observed.seen.get(instance, Seen())
             record = daemon.ledger.records.get(instance, Record())
             if op == "hold":
-                daemon.hold(instance, orders.BY_OPERATOR, str(request.get("reason") or "held by the operator"))
+                daemon.hold(instance, orders.BY_OPERATOR, str(request.get("reason") or "by the operator"))
             elif op == "resume":
                 daemon.save({**daemon.ledger.records, instance: orders.resumed(seen, "resumed by the operator")})
                 daemon.release(instance)
                 self._tell("engine-resumed", f"{instance}: resumed by the operator", instance)
             else:
-                why = str(request.get("reason") or "asked by the operator")
+                why = str(request.get("reason") or "by the operator")
                 daemon.save({**daemon.ledger.records, instance: orders.restarted(record, seen, why)})
         daemon.ordered()
         who = ", ".join(instances)

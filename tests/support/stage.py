@@ -27,7 +27,7 @@ SETTINGS = """
 [supervisor]
 interval = "100ms"
 [supervisor.restart]
-backoff = "200ms"
+backoff = "50ms"
 budget = 3
 """
 CHAT = '[[engine]]\nname = "chat"\nmodel = "/models/chat"\ngpus = []\n'

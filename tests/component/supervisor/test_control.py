@@ -95,6 +95,16 @@ def test_restart_waits_until_it_serves(stage: Stage) -> None:
     assert stage.starts("embed") == 1
 
 
+def test_resume_leaves_an_engine_that_runs_alone(stage: Stage) -> None:
+    calls = stage.systemd.calls
+    assert stage.ask("resume", engine="chat", wait=True)[-1] == {
+        "done": True,
+        "ok": True,
+        "message": "chat is not held and runs",
+    }
+    assert stage.systemd.calls == calls
+
+
 def test_restart_tells_of_a_death(stage: Stage) -> None:
     order = Order(stage, "restart", engine="chat", wait=True)
     stage.wait_started(2)

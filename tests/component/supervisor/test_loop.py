@@ -77,7 +77,7 @@ def test_an_operators_hold_outlives_the_supervisor(stage: Stage) -> None:
 
 
 def test_killed_between_the_death_and_the_restart(stage: Stage) -> None:
-    stage.write(CHAT, SETTINGS.replace('"200ms"', '"3s"'))
+    stage.write(CHAT, SETTINGS.replace('"50ms"', '"3s"'))
     stage.start()
     stage.serving()
     stage.die()
