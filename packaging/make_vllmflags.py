@@ -4,8 +4,8 @@
     vllm serve --help=all | packaging/make_vllmflags.py 0.32.0 > appliance/wire/vllmflags.json
 
 argparse does not print types. A flag's kind comes from its form (`--no-X`, `{a,b}`, `X [X ...]`), then from its
-default, and where the default is None from `NUMBERS` below; what is left is text. A new version therefore needs one look
-at the flags that became `str`: run with `--texts` to list them.
+default, and where the default is None from `NUMBERS` below; what is left is text. A new version therefore needs one
+look at the flags that became `str`: run with `--texts` to list them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Whether a call that an engine dropped is sent again.
 
 Only before the first byte of a body and only while nothing of one was delivered: the engine may have begun to work
-(it sends a stream's head at once), but nobody has seen it. A pooled connection that the engine had closed meanwhile says nothing of the engine, so it costs
-no retry. Everything else is sent again once; a second loss is an engine in trouble, and more copies would not help it.
+(it sends a stream's head at once), but nobody has seen it. A pooled connection that the engine had closed meanwhile
+says nothing of the engine, so it costs no retry. Everything else is sent again once; a second loss is an engine in
+trouble, and more copies would not help it.
 """
 
 from __future__ import annotations
