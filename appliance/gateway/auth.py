@@ -79,6 +79,9 @@ class Gatekeeper:
             )
         now = clock.wall()
         key = self.keys.find(secret, now)
+        if key is None:  # made a moment ago, perhaps: a key works as soon as it was printed
+            self.refresh()
+            key = self.keys.find(secret, now)
         if key is None:
             raise ApiError("invalid_api_key", self._hint("this API key is not known"))
         state = key.state(now)
