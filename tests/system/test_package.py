@@ -20,7 +20,16 @@ EDIT = "\n[gateway.admission]\nqueue_size = 77\n"
 # What apt, dpkg and systemd write whatever is installed.
 OTHERS = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/var/lib/systemd", "/root", "/tmp", "/var/tmp")
 OTHERS += ("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/gshadow", "/etc/ld.so.cache", "/etc/subuid", "/etc/subgid")
-OTHERS += ("/etc/machine-id", "/etc/ssl", "/usr/local/share/ca-certificates", "/run", "/dev", "/proc", "/sys")
+OTHERS += (
+    "/etc/machine-id",
+    "/var/lib/dbus/machine-id",
+    "/etc/ssl",
+    "/usr/local/share/ca-certificates",
+    "/run",
+    "/dev",
+    "/proc",
+    "/sys",
+)
 
 
 @pytest.mark.parametrize("distro", ["bookworm", "trixie"])
