@@ -57,6 +57,7 @@ class Answer:
         "ended",
         "extra",
         "keep_alive",
+        "pending",
         "request_id",
         "shape",
         "status",
@@ -82,6 +83,7 @@ class Answer:
         self.extra = extra
         self.stream = False
         self.committed = False
+        self.pending = b""  # a head that waits for the first bytes behind it
         self.ended = False
         self.bodyless = False  # a HEAD request
         self.status = 0
@@ -113,14 +115,23 @@ class Answer:
         if not self.keep_alive:
             fields.append(("Connection", "close"))
         fields += [("X-Request-Id", self.request_id), ("Date", date_of(int(clock.wall()))), *self.extra]
-        self._write(headers.render_head(f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", fields))
+        self.pending = headers.render_head(f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", fields)
+
+    def frame(self, payload: bytes) -> bytes:
+        """A piece of the body, framed as the head said."""
+        return sse.chunk(payload) if self.chunked else payload
 
     def send(self, payload: bytes) -> None:
-        """Write a piece of the body, framed as the head said."""
-        self._write(sse.chunk(payload) if self.chunked else payload)
+        """Write a piece of the body."""
+        self.write(self.frame(payload))
 
-    def _write(self, data: bytes) -> None:
-        """Write, unless the client has gone meanwhile: a closed transport takes no bytes."""
+    def write(self, data: bytes) -> None:
+        """Write framed bytes, a head that waits before them: each write is a call into the kernel.
+
+        Nothing is written when the client has gone meanwhile: a closed transport takes no bytes.
+        """
+        if self.pending:
+            data, self.pending = self.pending + data, b""
         if not self.transport.is_closing():
             self.transport.write(data)
 
@@ -130,23 +141,24 @@ class Answer:
             self.begin_stream(fields)
         self.send(text)
 
-    def end(self) -> None:
-        """The answer is whole."""
-        if self.chunked:
-            self._write(b"0\r\n\r\n")
+    def end(self, last: bytes = b"") -> None:
+        """The answer is whole; `last` are framed bytes that go before its end."""
+        last += b"0\r\n\r\n" if self.chunked else b""
+        if last or self.pending:
+            self.write(last)
         self.ended = True
 
     def break_off(self, event: bytes) -> None:
         """A committed stream ends with an error event, no `[DONE]`, and the connection with it."""
         self.keep_alive = False
-        self.send(event)
-        self.end()
+        self.end(self.frame(event))
 
     def fail(self, error: ApiError, sequence: int = 0) -> None:
         """Tell the client of an error in the way that is still open."""
         if self.ended:
             return
-        if not self.committed:
+        if not self.committed or self.pending:  # a head that only waits can still be another one
+            self.pending = b""
             self.refuse(error)
         elif self.stream:
             self.break_off(apierror.error_event(error, self.shape, sequence))
@@ -167,9 +179,7 @@ class Answer:
     def reply(self, status: int, body: bytes, fields: Iterable[tuple[str, str]]) -> None:
         """A whole answer at once."""
         self.begin_body(status, fields, len(body))
-        if not self.bodyless:
-            self._write(body)
-        self.ended = True
+        self.end(b"" if self.bodyless else body)
 
     def cut(self) -> None:
         """A body that cannot be finished is cut, so that it cannot look whole."""

@@ -195,6 +195,7 @@ class Relay:
     def read_stream(self, data: bytes) -> None:
         """Bytes of a stream. Whole chunks of whole token events are passed on as they came; the rest is looked at."""
         now = self.last_at = clock.monotonic()
+        ready = b""
         if self.clean:
             position = count = 0
             size, suffixes, prefixes = len(data), self.suffixes, self.prefixes
@@ -213,16 +214,16 @@ class Relay:
                 position = end
                 count += 1
             if count:
-                if not self.begun:
-                    self._begin(now)
                 self.events += count
                 self.progress_at = now
-                if position == size:
+                if position == size and self.begun:
                     self.answer.transport.write(data)
                     return
-                self.answer.transport.write(data[:position])
-                data = data[position:]
-        self._look(data)
+                ready, data = data[:position], data[position:]
+                if not data:
+                    self._pass([], ready)
+                    return
+        self._look(data, ready)
 
     def _begin(self, now: float) -> None:
         """The first event: the head goes out before it."""
@@ -232,8 +233,8 @@ class Relay:
         assert head is not None
         self.answer.begin_stream(downstream_fields(head, stream=True) + self.fields)
 
-    def _look(self, data: bytes) -> None:
-        """Bytes that are not plainly token events: decode, split, judge each event."""
+    def _look(self, data: bytes, ready: bytes) -> None:
+        """Bytes that are not plainly token events: decode, split, judge each event. `ready` goes out before them."""
         decoder = self.decoder
         out: list[bytes] = []
         try:
@@ -244,24 +245,20 @@ class Relay:
                 if self.failed:  # nothing behind an error is passed on, `[DONE]` least of all
                     break
         except (FramingError, sse.EventTooLong) as error:
-            self._pass(out)
+            self._pass(out, ready)
             self.fail(ApiError("engine_error", f"the engine's stream cannot be read: {error}"))
             return
         if self.failed:
-            self._failed_event(out)
+            self._failed_event(out, ready)
             return
-        self._pass(out)
         if decoder is None:
             self.left -= len(data)
-        elif decoder.done:
-            self._stream_end()
+        if decoder.done if decoder is not None else self.head is not None and self.head.length and self.left <= 0:
+            self._stream_end(out, ready)
             return
-        if decoder is None and self.head is not None and self.head.length is not None and self.left <= 0:
-            self._stream_end()
-            return
-        self.clean = (
-            decoder is not None and self.answer.chunked and decoder.at_boundary and not self.splitter.held
-        )  # HTTP/1.0 clients never get chunks
+        self._pass(out, ready)
+        # HTTP/1.0 clients never get chunks, so nothing is passed to them as it came.
+        self.clean = decoder is not None and self.answer.chunked and decoder.at_boundary and not self.splitter.held
 
     def _judge(self, event: bytes) -> bool:
         """Note what an event is; whether it is passed on."""
@@ -279,33 +276,34 @@ class Relay:
             self.usage_event = event
         return not (kind is sse.Kind.USAGE and self.hide_usage)
 
-    def _pass(self, events: list[bytes]) -> None:
-        if not events:
-            return
-        if not self.begun:
+    def _pass(self, events: list[bytes], ready: bytes = b"", *, last: bool = False) -> None:
+        """Write what was passed as it came and the events behind it, in one go, with the answer's end where `last`."""
+        if not self.begun and (events or ready or last):
             self._begin(self.last_at)
-        self.answer.send(b"".join(events))
+        framed = ready + self.answer.frame(b"".join(events)) if events else ready
+        if last:
+            self.answer.end(framed)
+        elif framed:
+            self.answer.write(framed)
 
-    def _failed_event(self, out: list[bytes]) -> None:
+    def _failed_event(self, out: list[bytes], ready: bytes) -> None:
         """The engine's own error event: with its status while that is still open, else passed on as the last one."""
         event = out[-1]
-        if not self.answer.committed and len(out) == 1:
+        if not self.answer.committed and len(out) == 1 and not ready:
             self.body_at = self.last_at
             data = sse.data_of(event) or b""
             self.finish(End.REFUSED, engine_error(500, data))
             return
-        self._pass(out)
         self.answer.keep_alive = False
-        self.answer.end()
+        self._pass(out, ready, last=True)
         self.finish(End.BROKEN, ApiError("engine_error", "the engine reported an error in the stream"))
 
-    def _stream_end(self) -> None:
+    def _stream_end(self, out: list[bytes], ready: bytes = b"") -> None:
         if not self.done_seen:
+            self._pass(out, ready)
             self._break(ApiError("engine_died", "the engine ended this answer before it was whole"))
             return
-        if not self.begun:
-            self._begin(self.last_at)
-        self.answer.end()
+        self._pass(out, ready, last=True)
         self.finish(End.COMPLETE, keep=self._reusable())
 
     # --- a body -----------------------------------------------------------------------------------------------------
@@ -346,7 +344,7 @@ class Relay:
         head = self.head
         assert head is not None
         if head.is_stream and head.status == 200 and self.call.stream:
-            self._stream_end()
+            self._stream_end([])
             return
         if self.begun:
             self.answer.end()

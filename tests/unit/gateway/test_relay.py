@@ -243,6 +243,17 @@ def test_a_body_that_ends_early_is_cut() -> None:
     asyncio.run(walk())
 
 
+def test_a_body_that_never_begins_is_an_honest_error() -> None:
+    async def walk() -> None:
+        stage = Stage(stream=False)
+        stage.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n")
+        stage.connection.connection_lost(None)
+        assert stage.finish().end is End.BROKEN and not stage.client.aborted
+        assert stage.client.data.startswith(b"HTTP/1.1 502 ") and b'"engine_died"' in stage.body()
+
+    asyncio.run(walk())
+
+
 def test_bytes_behind_an_answer_cost_the_connection() -> None:
     async def walk() -> None:
         stage = Stage(stream=False)

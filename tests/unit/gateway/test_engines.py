@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.config.model import Engine
+from appliance.gateway.clients import is_trusted
+from appliance.gateway.engines import StateFile, lora_names, served_names
+from appliance.gateway.listeners import parse_address, port_owner
+from appliance.gateway.upstream import Target, remote_target
+from appliance.host.files import replace_json
+
+
+def test_a_state_file_is_read_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    state = StateFile(str(path))
+    assert not state.refresh() and state.text("phase") == "" and state.number("since") is None
+    replace_json(path, {"phase": "loading", "since": 3, "ready": True})
+    assert state.refresh() and state.text("phase") == "loading" and state.number("since") == 3.0
+    assert state.number("ready") is None and not state.refresh()
+    path.write_text("{torn")
+    assert state.refresh() and state.text("phase") == ""
+    path.unlink()
+    assert state.refresh() and not state.refresh()
+
+
+@pytest.mark.parametrize(
+    ("modules", "names"),
+    [(None, ()), ("a=/x", ("a",)), (["a=/x", "b=/y"], ("a", "b")), ([{"name": "a", "path": "/x"}], ("a",)),
+     ({"a": "/x", "b": "/y"}, ("a", "b")), ({"name": "a", "path": "/x"}, ("a",)), (3, ()), (["nonsense"], ())],
+)  # fmt: skip
+def test_adapters_are_served_names(modules: object, names: tuple[str, ...]) -> None:
+    assert lora_names(modules) == names
+    assert served_names(Engine(model="org/m", vllm={"lora_modules": modules})) == ("m", *names)
+
+
+@pytest.mark.parametrize(
+    ("url", "target", "authority"),
+    [("http://10.0.0.5:9000", Target("", "10.0.0.5", 9000), "10.0.0.5:9000"),
+     ("https://engine.example/base/", Target("", "engine.example", 443, True, "/base"), "engine.example"),
+     ("http://[fd00::1]:9000", Target("", "fd00::1", 9000), "[fd00::1]:9000")],
+)  # fmt: skip
+def test_remote_urls(url: str, target: Target, authority: str) -> None:
+    assert remote_target(url, "") == target and target.authority == authority
+
+
+@pytest.mark.parametrize(
+    ("address", "trusted", "expected"),
+    [("127.0.0.1", ("127.0.0.1",), True), ("10.2.3.4", ("10.0.0.0/8",), True), ("11.2.3.4", ("10.0.0.0/8",), False),
+     ("unix", ("10.0.0.0/8",), False), ("::1", ("10.0.0.0/8", "::1/128"), True), ("10.0.0.1", ("nonsense",), False)],
+)  # fmt: skip
+def test_trust(address: str, trusted: tuple[str, ...], expected: bool) -> None:
+    assert is_trusted(address, trusted) is expected
+
+
+def test_addresses_and_owners(tmp_path: Path) -> None:
+    assert parse_address("127.0.0.1:80") == ("127.0.0.1", 80) and parse_address("[::]:80") == ("::", 80)
+    (tmp_path / "net").mkdir()
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    (tmp_path / "7" / "comm").write_text("nginx\n")
+    (tmp_path / "7" / "fd" / "5").symlink_to("socket:[4242]")
+    row = "   0: 0100007F:1F90 00000000:0000 {} 00000000:00000000 00:00000000 00000000 0 0 4242 1\n"
+    for state, owner in (("01", ""), ("0A", "nginx (pid 7)")):
+        (tmp_path / "net" / "tcp").write_text("  sl  local_address\n" + row.format(state))
+        assert port_owner(8080, str(tmp_path)) == owner
+    assert port_owner(8081, str(tmp_path)) == ""
