@@ -77,6 +77,7 @@ def test_modes_and_owners(files: dict[str, str]) -> None:
     assert set(files.values()) <= {"drwxr-xr-x root/root", "-rw-r--r-- root/root", "-rwxr-xr-x root/root"}
 
 
+@pytest.mark.full
 def test_the_same_tree_gives_the_same_file(tmp_path: Path) -> None:
     tree = tmp_path / "tree"  # a copy: nobody edits it between the two
     for part in ("appliance", "packaging", "systemd", "etc"):
