@@ -78,10 +78,14 @@ class FakeEngine:
         """End the thread."""
 
         async def stop() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # Twice, with turns of the loop between: a connection may just be appearing, and a closed one needs a turn.
+            for _ in range(2):
+                tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for _ in range(5):
+                    await asyncio.sleep(0)
             asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
 
         self.down()
