@@ -79,9 +79,17 @@ def _ready(port: int) -> tuple[bool, str]:
         with DIRECT.open(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
             return answer.status == 200, ""
     except urllib.error.HTTPError as problem:
-        return False, problem.read(300).decode(errors="replace").strip()
+        return False, _message(problem.read(3000))
     except OSError as problem:
         return False, f"the gateway: {problem}"
+
+
+def _message(body: bytes) -> str:
+    """The sentence in an error's body."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body[:200].decode(errors="replace").strip()
 
 
 def _words(target: Target) -> str:
@@ -129,12 +137,24 @@ def _json(target: Target, inside: str) -> dict[str, Any] | None:
 
 def prove(key: str, port: int = 8080) -> str:
     """Ask the first model and return its answer. Raises BoxError when the default model does not say Paris."""
-    model = json.loads(_call(key, port, "/v1/models"))["data"][0]["id"]
+    model = json.loads(_when_known(key, port))["data"][0]["id"]
     body = {"model": model, "temperature": 0, "max_tokens": 40, "messages": [{"role": "user", "content": QUESTION}]}
     answer = str(json.loads(_call(key, port, "/v1/chat/completions", body))["choices"][0]["message"]["content"])
     if model == "smollm2-135m" and "Paris" not in answer:
         raise BoxError(f"the model answered, but not rightly: {answer!r}")
     return answer.strip()
+
+
+def _when_known(key: str, port: int) -> bytes:
+    """/v1/models, a little patient: the gateway sees a new key within a second or two."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return _call(key, port, "/v1/models")
+        except BoxError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def _call(key: str, port: int, route: str, body: dict[str, Any] | None = None) -> bytes:

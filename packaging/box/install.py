@@ -121,7 +121,10 @@ class Install:
 
     def check(self) -> None:
         """A taken port is named with its owner before anything is started."""
-        if (self.on_host and Host().sh("systemctl is-active llm-gateway.socket", check=False).status == 0) or _box():
+        if self.on_host and Host().sh("systemctl is-active llm-gateway.socket", check=False).status == 0:
+            return  # taken by ourselves
+        present = _box()
+        if present is not None and present.running:
             return
         for port, owner in busy_ports(PORTS):
             raise BoxError(f"port {port} on 127.0.0.1 is taken by {owner}: stop it first; nothing has been started")
@@ -215,9 +218,7 @@ class Install:
         if target is None:
             return
         if explain:
-            print(
-                target.sh("systemctl --no-pager --failed; journalctl -b -n 60 --no-pager -u 'llm-*'", check=False).out
-            )
+            print(target.sh("llm-appliance status; journalctl -b -n 30 --no-pager -u 'llm-*'", check=False).out)
         if self.made_box and isinstance(target, Box):
             target.remove()
             print(f"box {NAME} removed again", file=sys.stderr)
