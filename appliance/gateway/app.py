@@ -163,8 +163,8 @@ class App:
             return
         try:
             os.chown(path, -1, grp.getgrnam(names.GROUP).gr_gid)
-        except (KeyError, PermissionError):
-            pass
+        except (KeyError, OSError):
+            pass  # no such group here, or not ours to give: root and our own user can still open it
         self._control_path = path
         self._admin_listeners.append(Listener(listener, self._control, self.tasks, self.warn))
 

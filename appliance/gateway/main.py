@@ -85,6 +85,6 @@ def _reload(app: App) -> None:
 
 def _raise_descriptor_limit() -> None:
     """A stream takes two descriptors; the soft limit of a shell is far below what the hard one allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may refuse both; the unit sets its own limit
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
