@@ -413,7 +413,8 @@ async def serve(engine: Engine, *, uds: str | None = None, port: int = 0) -> tup
     """Listen and answer; returns the server and where it listens (path or port number as text)."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await Exchange(engine, reader, writer).serve()
+        with contextlib.suppress(asyncio.CancelledError):  # asyncio's own callback is noisy about it
+            await Exchange(engine, reader, writer).serve()
 
     if uds is not None:
         return await asyncio.start_unix_server(connected, uds, backlog=1024, limit=1 << 20), uds
