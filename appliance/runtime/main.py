@@ -3,7 +3,8 @@
     device -> Python -> is there anything to do? -> uv -> files -> environment -> self-test -> `current` -> models
 
 A start that finds everything in place ends within a second. Exit status: 0 all is there; 1 it failed and another start
-may help (the unit tries again); 78 it will not get better until the configuration or the host changes.
+may help (the unit tries again); 78 it will not get better until the configuration or the host changes; 143 it was
+asked to stop.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from .locks import Lock
 from .progress import Progress
 from .resolve import Sources, wheelhouses
 
+STOPPED = 143  # 128 + SIGTERM; the unit's SuccessExitStatus=
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .build import Workshop
@@ -61,7 +64,7 @@ def main(arguments: list[str]) -> int:
             return 1
         except Stopped:
             progress.fail("stopped before all was there", "the next start goes on where this one ended")
-            return 1
+            return STOPPED
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:

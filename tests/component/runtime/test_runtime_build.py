@@ -259,7 +259,7 @@ def test_a_build_that_is_cut_goes_on(bench: Bench, index: FileServer, number: si
     index.on_block = cut
     process = bench.start()
     _, log = process.communicate(timeout=LIMIT)
-    assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 1), log
+    assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 143), log
     index.on_block = None
     kept = part.stat().st_size
     assert BALLAST // 3 < kept < BALLAST
