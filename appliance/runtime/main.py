@@ -77,7 +77,9 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM and SIGINT end the work once, from wherever it is; a second one does not disturb the clearing up."""
+    """SIGTERM and SIGINT end the work once, from wherever it is; a second one disturbs neither the clearing up nor
+    the exit status.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         for one in (signal.SIGTERM, signal.SIGINT):
@@ -89,7 +91,8 @@ def _signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is stop:
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager
