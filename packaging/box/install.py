@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from box import Box, BoxError, roots, wheels
-from box.follow import Progress, follow, prove
+from box.follow import QUESTION, Progress, follow, prove
 from box.hostside import Host, Target, busy_ports, missing_packages, systemd_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,7 +225,8 @@ class Install:
 
     def _farewell(self) -> None:
         key = self._key()
-        body = '{"model": "smollm2-135m", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        messages = [{"role": "user", "content": QUESTION}]
+        body = json.dumps({"model": "smollm2-135m", "temperature": 0, "messages": messages})
         print(
             f"\nllm-appliance serves at http://127.0.0.1:{PORTS[0]}   ({self.progress.elapsed():.0f} s)\n\n"
             f"  API key   {key}\n\n"

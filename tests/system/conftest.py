@@ -15,6 +15,7 @@ from tests.support.machine import Appliance
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+SOURCES = ("appliance", "systemd", "etc", "packaging/debian", "packaging/locks", "packaging/man")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,9 +41,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def deb() -> Path:
-    """The package, built from this tree (tests/run has done so; by hand, it is built when missing)."""
+    """The package, built from this tree; anew when something in the tree is newer than it."""
     path = ROOT / "dist/llm-appliance.deb"
-    if not path.exists():
+    sources = [file for part in SOURCES for file in (ROOT / part).rglob("*") if "__pycache__" not in file.parts]
+    if not path.exists() or any(file.stat().st_mtime > path.stat().st_mtime for file in sources if file.is_file()):
         build(path)
     return path
 
