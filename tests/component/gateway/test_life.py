@@ -41,6 +41,11 @@ class Manager:
             except BlockingIOError:
                 return self.heard
 
+    def after(self, line: str) -> list[str]:
+        """All that came behind a line; nothing when it did not come."""
+        lines = self.lines()
+        return lines[lines.index(line) + 1 :] if line in lines else []
+
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
@@ -124,8 +129,7 @@ def test_reload_takes_keys_and_limits_and_says_so(
         text = config(remote(engine.url, served_names=["new-name"]), gateway="[gateway.admission]\nmax_in_flight = 9")
         gateway.config_file.write_text(text)
         gateway.reload()
-        lines = manager.lines()
-        assert "RELOADING=1" in lines and lines.index("RELOADING=1") < len(lines) - lines[::-1].index("READY=1") - 1
+        wait_until(lambda: "READY=1" in manager.after("RELOADING=1"), 5, "READY=1 behind RELOADING=1", 0.02)
         assert gateway.admin("/status")["engines"][0]["replicas"][0]["limit"] == 9
         assert gateway.request("POST", CHAT, chat()).status == 404
         assert gateway.request("POST", CHAT, {"model": "new-name"}).status == 200

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stage import CHAT, EMBED, SETTINGS, Stage, staged, unit
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_what_will_not_get_better_is_held_at_once_with_its_remedy(stage: Stage) 
     held = stage.wait_state("held")
     assert (held["cause"], held["reason"]) == ("config-error", "unknown flag max_num_sequences")
     assert "resume" in held["next"]
-    assert (stage.state / "supervisor/holds/chat").exists()
+    wait_until((stage.state / "supervisor/holds/chat").exists, 10, "the hold on disk", 0.02)
     assert stage.starts() == 1
     assert "llm-appliance apply" in stage.journal
 
