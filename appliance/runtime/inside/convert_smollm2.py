@@ -31,7 +31,10 @@ def main(source: Path, target: Path) -> None:
         **place, dtype=torch.bfloat16, quantization_config=transformers.GgufConfig(dequantize=True)
     )
     model.config._name_or_path = ""
-    model.generation_config.eos_token_id = [END_OF_TURN, END_OF_TEXT]
+    settings = model.generation_config
+    settings.eos_token_id = [END_OF_TURN, END_OF_TEXT]
+    # What a client gets that names no temperature; at vLLM's own 1.0 so small a model talks nonsense.
+    settings.do_sample, settings.temperature, settings.top_p = True, 0.2, 0.9
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     edit(target / "tokenizer.json", split_digits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -91,6 +92,12 @@ def test_the_shipped_file_is_small_and_means_the_defaults() -> None:
     text = (ROOT / "etc/config.toml").read_text()
     assert len(text.splitlines()) <= 10
     assert parse(source.tomllib.loads(text)) == (Config(), ())
+
+
+def test_the_shipped_file_never_changes() -> None:
+    """An edited conffile and another shipped one end an unattended upgrade at dpkg's question, half configured."""
+    digest = hashlib.sha256((ROOT / "etc/config.toml").read_bytes()).hexdigest()
+    assert digest == "0c09014256a706cbe8596e7be4868c3e3249716ac1cad39ff1d8522fd08c044a"
 
 
 def test_explanations() -> None:
