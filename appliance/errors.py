@@ -112,13 +112,22 @@ API_CODES: dict[str, tuple[int, str]] = {
 class ApiError(Exception):
     """A refusal or failure that a caller of the HTTP API is told, in the shape of the API it called.
 
-    `retry_after` is in seconds; None sends no Retry-After.
+    `retry_after` is in seconds; None sends no Retry-After. `final` tells the client that a retry cannot help.
     """
 
-    def __init__(self, code: str, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        final: bool = False,
+    ) -> None:
         super().__init__(message)
         self.status, self.type = API_CODES[code]
         self.code = code
         self.message = message
         self.param = param
         self.retry_after = retry_after
+        self.final = final

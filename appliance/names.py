@@ -24,6 +24,8 @@ INCIDENTS = f"{STATE}/incidents"
 SUPERVISOR_STATE = f"{STATE}/supervisor"
 HOLDS = f"{SUPERVISOR_STATE}/holds"  # a file NAME here holds the engine; the unit's ConditionPathExists reads it
 RESTART_LEDGER = f"{SUPERVISOR_STATE}/ledger.json"
+GATEWAY_STATE = f"{STATE}/gateway"
+KEY_USE = f"{GATEWAY_STATE}/use.json"  # tokens of the day and the month, for each key
 CACHE = "/var/cache/llm-appliance"
 AUDIT = "/var/log/llm-appliance/audit"
 

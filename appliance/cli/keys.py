@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 
 from appliance import clock, names
 from appliance.config import source
+from appliance.config.model import PRIORITIES, KeyLimits
 from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
 from appliance.host import keystore
-from appliance.quantity import parse_duration
+from appliance.quantity import format_size, parse_duration, parse_size
 
 from . import output
 
@@ -25,6 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("name", metavar="NAME", help="who or what will use it")
     create.add_argument("--models", metavar="A,B", default="", help="served names that it may use (default: all)")
     create.add_argument("--expires", metavar="WHEN", help="a time from now like 90d, or a date like 2027-01-31")
+    create.add_argument("--class", dest="priority", choices=PRIORITIES, default="standard",
+                        help="who goes first while calls wait (default: standard)")  # fmt: skip
+    create.add_argument("--rpm", metavar="N", type=_count, help="requests a minute")
+    create.add_argument("--tpm", metavar="N", type=_count, help="tokens a minute, prompts and answers")
+    create.add_argument("--parallel", metavar="N", type=_count, help="requests at once")
+    create.add_argument("--daily-tokens", metavar="N", type=_count, help="tokens a calendar day, UTC")
+    create.add_argument("--monthly-tokens", metavar="N", type=_count, help="tokens a calendar month, UTC")
+    create.add_argument("--max-tokens", metavar="N", type=_count,
+                        help="tokens of one answer; also what a request gets that names no limit")  # fmt: skip
+    create.add_argument("--max-prompt", metavar="SIZE", type=_size, help="size of one request, like 256KiB")
     actions.add_parser("list", help="list the keys")
     revoke = actions.add_parser("revoke", help="make a key useless")
     revoke.add_argument("key", metavar="NAME|ID")
@@ -41,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
         return _list(path, now, args.json)
     if args.action == "create":
         models = tuple(word.strip() for word in args.models.split(",") if word.strip())
-        key, secret = keystore.create(path, args.name, now, models=models, expires=_moment(args.expires, now))
+        limits = KeyLimits(priority=args.priority, **{name: getattr(args, name) for name in keystore.LIMITS})
+        key, secret = keystore.create(
+            path, args.name, now, models=models, expires=_moment(args.expires, now), limits=limits
+        )
         return _show(key, secret, args.json)
     if args.action == "rotate":
         key, secret = keystore.rotate(path, args.key, now, overlap=_duration(args.overlap))
@@ -87,10 +101,10 @@ def _list(path: str, now: float, as_json: bool) -> int:
     output.table(
         [
             (key.id, key.name, key.state(now), output.when(key.created), output.when(key.expires),
-             ", ".join(key.models) or "all")
+             ", ".join(key.models) or "all", key.limits.priority, _limits(key.limits))
             for key in keys
         ],
-        ("ID", "NAME", "STATE", "CREATED", "EXPIRES", "MODELS"),
+        ("ID", "NAME", "STATE", "CREATED", "EXPIRES", "MODELS", "CLASS", "LIMITS"),
     )  # fmt: skip
     return EXIT_OK
 
@@ -104,7 +118,42 @@ def _public(key: keystore.Key, now: float) -> dict[str, object]:
         "expires": key.expires,
         "revoked": key.revoked,
         "models": list(key.models),
+        "class": key.limits.priority,
+        **{name: getattr(key.limits, name) for name in keystore.LIMITS},
     }
+
+
+def _limits(limits: KeyLimits) -> str:
+    """`60 rpm, 4 at once`, or `none`."""
+    words = {
+        "rpm": "{} rpm", "tpm": "{} tpm", "parallel": "{} at once", "daily_tokens": "{} tokens a day",
+        "monthly_tokens": "{} a month", "max_tokens": "{} an answer", "max_prompt": "{} a request",
+    }  # fmt: skip
+    given = {name: getattr(limits, name) for name in keystore.LIMITS if getattr(limits, name) is not None}
+    if "max_prompt" in given:
+        given["max_prompt"] = format_size(given["max_prompt"])
+    return ", ".join(words[name].format(value) for name, value in given.items()) or "none"
+
+
+def _count(text: str) -> int:
+    """A whole number, 1 or more; `_` may part its digits."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return count
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size < 1:
+        raise argparse.ArgumentTypeError("a request needs at least a byte")
+    return size
 
 
 def _moment(text: str | None, now: float) -> float | None:

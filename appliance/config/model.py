@@ -13,6 +13,8 @@ from typing import Literal
 from appliance import names
 
 Auto = Literal["auto"]
+Priority = Literal["interactive", "standard", "batch"]
+PRIORITIES: tuple[Priority, ...] = ("interactive", "standard", "batch")  # highest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,23 @@ class Auth:
 
     required: bool = True
     keys_file: str = names.KEYS_FILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """What `keys.toml` allows one key; None: no limit. `max_prompt` is a request's body in bytes."""
+
+    rpm: int | None = None
+    tpm: int | None = None
+    parallel: int | None = None
+    daily_tokens: int | None = None
+    monthly_tokens: int | None = None
+    max_tokens: int | None = None
+    max_prompt: int | None = None
+    priority: Priority = "standard"
+
+
+UNLIMITED = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

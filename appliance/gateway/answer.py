@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from math import ceil
 
 from aiohttp import web
 
@@ -169,9 +170,10 @@ class Answer:
         """An error with its own status and body."""
         own = [("Content-Type", "application/json"), *(fields or [])]
         if error.retry_after is not None:
-            own.append(("Retry-After", str(max(round(error.retry_after), 1))))
-            if error.retry_after > 120:
-                own.append(("X-Should-Retry", "false"))
+            own.append(("Retry-After", str(max(ceil(error.retry_after), 1))))
+            own.append(("Retry-After-Ms", str(ceil(error.retry_after * 1000))))
+        if error.final or (error.retry_after or 0) > 120:
+            own.append(("X-Should-Retry", "false"))
         if error.status == 401:
             own.append(("WWW-Authenticate", "Bearer"))
         self.reply(error.status, apierror.error_body(error, self.shape), own)

@@ -22,6 +22,7 @@ from appliance.host import journal, notify
 from appliance.host.places import Places
 
 from .admin import Admin
+from .allowances import Allowances
 from .auth import Gatekeeper
 from .connection import ClientServer
 from .engines import Engines, Replica
@@ -45,17 +46,18 @@ PUBLIC, ADMIN = "public", "admin"  # FileDescriptorName= of the socket units
 class App:
     """The process. Public attributes are what the parts read of one another; `App` alone writes them."""
 
-    def __init__(self, config_path: str, run: str, log: journal.Journal) -> None:
+    def __init__(self, config_path: str, places: Places, log: journal.Journal) -> None:
         loop = asyncio.get_running_loop()
-        self.config_path, self.run_directory = config_path, run
+        self.config_path, self.run_directory = config_path, places.run
         self.log = log
         self.pid, self.started = os.getpid(), clock.wall()
         self.tasks = Tasks(lambda name, error: self.warn(f"the task {name} failed: {type(error).__name__}: {error}"))
         self._core = Tasks(self._core_failed)
         self.stop = asyncio.Event()  # set by a signal, or because the process cannot go on
         self.fault = ""
-        self.engines = Engines(run, loop)
+        self.engines = Engines(places.run, loop)
         self.gatekeeper = Gatekeeper(self.warn)
+        self.allowances = Allowances(places.under_state(names.KEY_USE), self.warn)
         self.metrics = Metrics()
         self.ledger = Ledger(journal.Journal("llm-gateway"))
         self.exchanges: set[Exchange] = set()
@@ -140,6 +142,7 @@ class App:
         self._core.start(self._poll(), "poll")
         self._core.start(self._probe(), "probe")
         self._core.start(self._watchdog(), "watchdog")
+        self._core.start(self.allowances.keep(), "allowances")
         for listener in [*self.listeners, *self._admin_listeners]:
             listener.start()
 
@@ -228,7 +231,9 @@ class App:
         await self.tasks.close()
         await self._core.close()
         self.engines.close()
-        await asyncio.get_running_loop().run_in_executor(None, self.ledger.close)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.allowances.write, *self.allowances.snapshot())
+        await loop.run_in_executor(None, self.ledger.close)
 
     # --- time -------------------------------------------------------------------------------------------------------
     async def _tick(self) -> None:

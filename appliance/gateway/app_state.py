@@ -7,6 +7,7 @@ from typing import Protocol
 from appliance.config.model import Config
 from appliance.config.source import Effective
 
+from .allowances import Allowances
 from .auth import Gatekeeper
 from .connection import ClientServer
 from .engines import Engines
@@ -23,6 +24,7 @@ class State(Protocol):
     effective: Effective
     engines: Engines
     gatekeeper: Gatekeeper
+    allowances: Allowances
     exchanges: set[Exchange]
     metrics: Metrics
     ledger: Ledger

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from appliance import clock
-from appliance.config.model import Auth
+from appliance.config.model import UNLIMITED, Auth, KeyLimits
 from appliance.errors import ApiError
 from appliance.host import keystore
 
@@ -19,6 +19,7 @@ class Principal:
     key_id: str
     name: str
     models: tuple[str, ...] = ()
+    limits: KeyLimits = UNLIMITED
 
     def may_use(self, model: str) -> bool:
         """Whether the key's allowlist has the model."""
@@ -87,7 +88,7 @@ class Gatekeeper:
         state = key.state(now)
         if state != "good":
             raise ApiError("invalid_api_key", f"this API key is {state}")
-        return Principal(key.id, key.name, key.models)
+        return Principal(key.id, key.name, key.models, key.limits)
 
     def _hint(self, text: str) -> str:
         if self.has_keys:

@@ -17,7 +17,7 @@ from appliance.config.model import Config, Engine
 from appliance.errors import ApiError
 from appliance.host.files import read_json
 from appliance.host.places import Places
-from appliance.policy.admission import Admission, Lease, Outcome, Ticket, limit_of
+from appliance.policy.admission import Admission, Lease, Outcome, Refuse, Ticket, limit_of
 from appliance.policy.availability import RuntimeSeen, Seen, serves, unavailable
 
 from .upstream import Pool, Target, remote_target
@@ -130,9 +130,13 @@ class Group:
     def expire(self, now: float) -> None:
         """Turn those away who waited too long."""
         for ticket, refusal in self.admission.overdue(now):
-            waiter = self.waiters.pop(ticket.number, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(ApiError(refusal.code, refusal.reason, retry_after=refusal.retry_after))
+            self.turn_away(ticket, refusal)
+
+    def turn_away(self, ticket: Ticket, refusal: Refuse) -> None:
+        """Tell a call that waited, and was taken out of the queue, why."""
+        waiter = self.waiters.pop(ticket.number, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(ApiError(refusal.code, refusal.reason, retry_after=refusal.retry_after))
 
 
 class Engines:

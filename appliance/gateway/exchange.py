@@ -103,6 +103,8 @@ class Exchange:
             return decision
         if isinstance(decision, Refuse):
             raise ApiError(decision.code, decision.reason, retry_after=decision.retry_after)
+        if decision.displaced is not None:
+            group.turn_away(*decision.displaced)
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         group.waiters[self.ticket.number] = waiter
         try:

@@ -15,13 +15,14 @@ from aiohttp.web_exceptions import HTTPException
 from appliance import clock
 from appliance.config.model import Config
 from appliance.errors import ApiError
-from appliance.policy.admission import Ticket
 from appliance.wire import headers, openai
 from appliance.wire.openai import ROUTES, Call, Route, Shape
 from appliance.wire.usage import Usage, find_usage
 
+from .allowances import Allowances
 from .answer import Answer, Sent
 from .auth import Gatekeeper, Principal
+from .claim import Claim
 from .clients import cors_fields, forwarded_address
 from .connection import ClientConnection
 from .engines import Engines, served_names
@@ -40,6 +41,7 @@ class Host(Protocol):
     config: Config | None
     engines: Engines
     gatekeeper: Gatekeeper
+    allowances: Allowances
     exchanges: set[Exchange]
     draining: bool
     closing: bool
@@ -139,6 +141,7 @@ class _Relayed:
         self.principal: Principal | None = None
         self.call: Call | None = None
         self.exchange: Exchange | None = None
+        self.claim: Claim | None = None
 
     async def run(self) -> None:
         finish = Finish(End.LEFT)
@@ -169,6 +172,11 @@ class _Relayed:
         if not self.principal.may_use(call.model):
             raise ApiError("model_not_allowed", f"this key may not use the model {call.model[:200]!r}", param="model")
         self.answer.stream = call.stream
+        try:
+            self.claim = claim = Claim(host.allowances, self.principal, call, route)
+        finally:  # a client that is refused wants to know where it stands as well
+            self.answer.extra += host.allowances.fields(self.principal)
+        body = claim.bounded(body, group.engine.vllm.get("max_model_len"))
         client = cast(ClientConnection, request.protocol)
         config = host.config
         exchange = Exchange(
@@ -178,7 +186,7 @@ class _Relayed:
             group,
             host.engines,
             lambda: (host.config or config).gateway,
-            ticket=Ticket(self.number, self.principal.key_id, self.arrived, call.size),
+            ticket=claim.ticket(self.number, self.arrived),
             fields=headers.upstream_fields(request.headers.items()),
             body=body,
             is_paused=lambda: client.writing_paused,
@@ -235,7 +243,12 @@ class _Relayed:
     def _record(self, finish: Finish) -> None:
         exchange, relay = self.exchange, self.exchange.relay if self.exchange else None
         now = clock.monotonic()
-        usage = self._usage(finish)
+        usage: Usage | None = None
+        try:
+            usage = self._usage(finish)
+        finally:
+            if self.claim is not None:
+                self.claim.settle(exchange, finish, usage)
         admitted = exchange.admitted_at if exchange else None
         first = relay.first_at if relay else None
         error = finish.error

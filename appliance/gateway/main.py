@@ -19,7 +19,7 @@ import uvloop
 from appliance import names
 from appliance.errors import EXIT_FOUND, EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE, ApplianceError
 from appliance.host import journal, notify
-from appliance.host.places import from_environment
+from appliance.host.places import Places, from_environment
 
 from .app import App
 
@@ -28,14 +28,15 @@ def main(arguments: list[str]) -> int:
     """Run the gateway until it is told to stop."""
     parser = argparse.ArgumentParser(prog="llm-appliance gateway", description="Run the gateway in the foreground.")
     parser.add_argument("--config", default=names.CONFIG_FILE, metavar="FILE")
-    parser.add_argument("--run", default=from_environment().run, metavar="DIRECTORY", help="live state (%(default)s)")
+    places = from_environment()
+    parser.add_argument("--run", default=places.run, metavar="DIRECTORY", help="live state (%(default)s)")
     try:
         options = parser.parse_args(arguments)
     except SystemExit as exit_:
         return EXIT_USAGE if exit_.code else EXIT_OK
     _raise_descriptor_limit()
     try:
-        return _run(_serve(options.config, options.run))
+        return _run(_serve(options.config, Places(options.run, places.state)))
     except ApplianceError as error:
         hint = f" (hint: {error.hint})" if error.hint else ""
         print(f"llm-appliance gateway: {error.message}{hint}", file=sys.stderr)
@@ -53,10 +54,10 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
         loop.close()
 
 
-async def _serve(config: str, run: str) -> int:
+async def _serve(config: str, places: Places) -> int:
     log = journal.Journal("llm-gateway")
     loop = asyncio.get_running_loop()
-    app = App(config, run, log)
+    app = App(config, places, log)
     try:
         await app.start()
         for number in (signal.SIGTERM, signal.SIGINT):

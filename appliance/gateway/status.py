@@ -41,6 +41,8 @@ def status(state: State) -> dict[str, object]:
         "keys": {
             "required": _required(state),
             "count": len(state.gatekeeper.keys.keys),
+            "running": state.allowances.running,
+            "reserved_tokens": state.allowances.reserved,
             "problem": state.gatekeeper.problem or None,
             "hint": None
             if state.gatekeeper.has_keys or not _required(state)

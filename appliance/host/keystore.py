@@ -14,6 +14,14 @@ when it is written again.
     revoked = 2026-06-01T00:00:00Z    # optional
     models = ["chat"]                 # optional: served names it may use; absent: all
     previous_hash = "sha256:..."      # optional: the key before a rotation, good until `previous_until`
+    class = "batch"                   # optional: interactive, standard (the default) or batch
+    rpm = 60                          # optional, and so are all limits: requests a minute
+    tpm = 100000                      # tokens a minute, prompt and answer
+    parallel = 4                      # requests at once
+    daily_tokens = 2000000            # a calendar day, UTC
+    monthly_tokens = 40000000
+    max_tokens = 4096                 # of one answer; also what a request gets that names no limit
+    max_prompt = 262144               # bytes of one request
 """
 
 from __future__ import annotations
@@ -33,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance import names
+from appliance.config.model import PRIORITIES, UNLIMITED, KeyLimits
 from appliance.errors import Failed, UsageError
 
 from .files import replace as replace_file
@@ -45,6 +54,7 @@ else:
 PREFIX = "sk-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
+LIMITS = ("rpm", "tpm", "parallel", "daily_tokens", "monthly_tokens", "max_tokens", "max_prompt")
 _KNOWN = ("id", "name", "hash", "created", "expires", "revoked", "models", "previous_hash", "previous_until")
 _HEADER = b"# API keys, hashed. Written by `llm-appliance keys`; the gateway reads changes within a second.\n"
 
@@ -66,7 +76,8 @@ class Key:
     models: tuple[str, ...] = ()
     previous_hash: str = ""
     previous_until: float | None = None
-    rest: Mapping[str, Any] = field(default_factory=dict)  # limits and whatever a later version wrote
+    limits: KeyLimits = UNLIMITED
+    rest: Mapping[str, Any] = field(default_factory=dict)  # whatever a later version wrote
 
     def state(self, now: float) -> str:
         """`good`, `revoked` or `expired`."""
@@ -149,7 +160,13 @@ def locked(path: str) -> Iterator[None]:
 
 
 def create(
-    path: str, name: str, now: float, *, models: Sequence[str] = (), expires: float | None = None
+    path: str,
+    name: str,
+    now: float,
+    *,
+    models: Sequence[str] = (),
+    expires: float | None = None,
+    limits: KeyLimits = UNLIMITED,
 ) -> tuple[Key, str]:
     """Add a key; returns it and its secret, which is nowhere else. Raises UsageError, KeysInvalid, OSError."""
     if not NAME.fullmatch(name):
@@ -166,6 +183,7 @@ def create(
             created=float(int(now)),
             expires=expires,
             models=tuple(models),
+            limits=limits,
         )
         write(path, [*keys, key])
     return key, secret
@@ -240,8 +258,20 @@ def _key(entry: Mapping[str, Any], place: str) -> Key:
         models=tuple(models),
         previous_hash=text("previous_hash"),
         previous_until=moment("previous_until"),
-        rest={name: value for name, value in entry.items() if name not in _KNOWN},
+        limits=_limits(entry, place),
+        rest={name: value for name, value in entry.items() if name not in (*_KNOWN, *LIMITS, "class")},
     )
+
+
+def _limits(entry: Mapping[str, Any], place: str) -> KeyLimits:
+    given: dict[str, Any] = {name: entry[name] for name in LIMITS if name in entry}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise KeysInvalid(f"{place}: {name} must be a whole number, 1 or more; leave it out for no limit")
+    priority = entry.get("class", "standard")
+    if priority not in PRIORITIES:
+        raise KeysInvalid(f"{place}: class must be one of {', '.join(PRIORITIES)}")
+    return KeyLimits(priority=priority, **given)
 
 
 def _table(key: Key) -> bytes:
@@ -251,6 +281,11 @@ def _table(key: Key) -> bytes:
         if value in (None, "", ()):
             continue
         lines.append(f"{name} = {_moment(value) if isinstance(value, float) else _toml(value)}")
+    if key.limits.priority != "standard":
+        lines.append(f"class = {_toml(key.limits.priority)}")
+    for name in LIMITS:
+        if getattr(key.limits, name) is not None:
+            lines.append(f"{name} = {getattr(key.limits, name)}")
     lines += [f"{_toml(name)} = {_toml(value)}" for name, value in key.rest.items()]
     return ("\n".join(lines) + "\n").encode()
 

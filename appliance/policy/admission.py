@@ -1,8 +1,8 @@
 """Admission of calls to the replicas of one engine: admit, wait or refuse.
 
 A call offered is admitted to a replica with room, put into a bounded queue, or refused with a reason; an admitted call
-holds a lease that is released exactly once, with an outcome. Order in the queue is arrival; every ticket carries its
-key and weight, so that a fairer order needs a change in `_next` alone.
+holds a lease that is released exactly once, with an outcome. `fairness` says who is next. A full queue makes room for a
+key with few places by turning away the last call of the key with most.
 
 Laws, kept after every step: in flight of a replica = leases out on it; a ticket is queued, leased or gone, never two
 of them; nobody waits while a serving replica has room.
@@ -11,11 +11,13 @@ of them; nobody waits while a serving replica has room.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from dataclasses import dataclass
 from math import ceil
 
+from appliance.config.model import Priority
+
 from .balance import Load, least_outstanding
+from .fairness import FairQueue
 
 AUTO_LIMIT = 256  # vLLM's own default of max_num_seqs: more calls would only queue inside the engine
 RETRY_MIN, RETRY_MAX = 1.0, 120.0  # OpenAI's SDK does not retry at all when asked to wait longer
@@ -32,12 +34,13 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One call before admission. `number` is unique; `weight` is its cost in tokens, for orders that count tokens."""
+    """One call before admission. `number` is unique; `weight` is its cost in tokens, reserved before they are used."""
 
     number: int
     key: str
     arrived: float
     weight: int = 0
+    priority: Priority = "standard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The call is queued; `position` 1 is next."""
+    """The call is queued, one of `position` that wait; `displaced` had to go for it, and is to be told."""
 
     position: int
+    displaced: tuple[Ticket, Refuse] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Admission:
         self.queue_size = queue_size
         self.queue_timeout = queue_timeout
         self._replicas: dict[str, _Replica] = {}
-        self._queue: OrderedDict[int, Ticket] = OrderedDict()
+        self._queue: FairQueue[Ticket] = FairQueue()
         self._leases: dict[int, Lease] = {}
         self._released_at: float | None = None
         self._interval: float | None = None  # mean seconds between two releases
@@ -114,35 +118,41 @@ class Admission:
             lease = self._admit(ticket, now)
             if lease is not None:
                 return lease
-        if len(self._queue) >= self.queue_size:
-            return Refuse(
-                "queue_full",
-                f"{len(self._queue)} requests are already waiting for this model",
-                self.expected_wait(len(self._queue) + 1),
-            )
-        self._queue[ticket.number] = ticket
-        return Wait(len(self._queue))
+        if len(self._queue) < self.queue_size:
+            self._queue.push(ticket)
+            return Wait(len(self._queue))
+        full = Refuse(
+            "queue_full",
+            f"{len(self._queue)} requests are already waiting for this model",
+            self.expected_wait(len(self._queue) + 1),
+        )
+        displaced = self._queue.greediest(ticket.key)
+        if displaced is None:
+            return full
+        self._queue.remove(displaced.number)
+        self._queue.push(ticket)
+        return Wait(len(self._queue), (displaced, full))
 
     def admit_waiting(self, now: float) -> list[Lease]:
         """Leases for those who wait and now have room, in order; call it after every change."""
         admitted = []
         while self._queue:
-            lease = self._admit(self._next(), now)
+            lease = self._admit(None, now)
             if lease is None:
                 break
-            del self._queue[lease.ticket.number]
+            self._queue.remove(lease.ticket.number)
             admitted.append(lease)
         return admitted
 
     def leave(self, ticket: Ticket) -> bool:
         """A waiting call goes away; False when it was not waiting."""
-        return self._queue.pop(ticket.number, None) is not None
+        return self._queue.remove(ticket.number) is not None
 
     def overdue(self, now: float) -> list[tuple[Ticket, Refuse]]:
         """Calls that waited too long, taken out of the queue."""
-        late = [ticket for ticket in self._queue.values() if now - ticket.arrived >= self.queue_timeout]
+        late = [ticket for ticket in self._queue if now - ticket.arrived >= self.queue_timeout]
         for ticket in late:
-            del self._queue[ticket.number]
+            self._queue.remove(ticket.number)
         wait = self.expected_wait(len(self._queue) + 1)
         return [
             (ticket, Refuse("queue_timeout", f"no room within {self.queue_timeout:g} s for this model", wait))
@@ -159,6 +169,10 @@ class Admission:
             replica.in_flight -= 1
         if outcome is Outcome.OK:
             self._learn_rate(now)
+
+    def correct(self, ticket: Ticket, used: int) -> None:
+        """An admitted call used another number of tokens than its weight: its key's turn comes sooner or later."""
+        self._queue.correct(ticket, used)
 
     def move(self, lease: Lease, now: float, avoid: str) -> Lease | None:
         """Another lease for the same call, on a replica other than `avoid`; None and unchanged when none has room."""
@@ -203,18 +217,18 @@ class Admission:
             counted[lease.replica] = counted.get(lease.replica, 0) + 1
         for name, replica in self._replicas.items():
             assert replica.in_flight == counted.get(name, 0), f"{name}: {replica.in_flight} in flight"
-        assert not self._queue.keys() & self._leases.keys(), "a ticket is queued and leased"
+        assert not any(number in self._queue for number in self._leases), "a ticket is queued and leased"
         assert len(self._queue) <= self.queue_size
 
     # --- inside --------------------------------------------------------------------------------------------------
-    def _next(self) -> Ticket:
-        """Who is admitted next: the only place that orders the queue."""
-        return next(iter(self._queue.values()))
-
-    def _admit(self, ticket: Ticket, now: float) -> Lease | None:
+    def _admit(self, ticket: Ticket | None, now: float) -> Lease | None:
+        """A lease for a call, or for the one that is next in the queue; None without room."""
         name = self._pick()
         if name is None:
             return None
+        if ticket is None:
+            ticket = self._queue.next()
+        self._queue.admitted(ticket)
         self._replicas[name].in_flight += 1
         lease = Lease(ticket, name, now)
         self._leases[ticket.number] = lease

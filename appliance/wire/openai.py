@@ -27,28 +27,35 @@ class Shape(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One relayed route. `meters` says that usage of a stream must be asked for with `stream_options`."""
+    """One relayed route. `meters` says that usage of a stream must be asked for with `stream_options`.
+
+    `limits` are the fields that bound the answer's tokens, the first that is given counts; `unbounded` is what an
+    engine does without one: so many tokens, None for as many as fit. `free` routes run no model.
+    """
 
     path: str
     shape: Shape = Shape.OPENAI
     streams: bool = False
     meters: bool = False
     multipart: bool = False
+    limits: tuple[str, ...] = ()
+    unbounded: int | None = None
+    free: bool = False
 
 
 ROUTES: Mapping[str, Route] = {
     route.path: route
     for route in (
-        Route("/v1/chat/completions", streams=True, meters=True),
-        Route("/v1/completions", streams=True, meters=True),
-        Route("/v1/responses", Shape.RESPONSES, streams=True),
-        Route("/v1/messages", Shape.ANTHROPIC, streams=True),
-        Route("/v1/messages/count_tokens", Shape.ANTHROPIC),
+        Route("/v1/chat/completions", streams=True, meters=True, limits=("max_completion_tokens", "max_tokens")),
+        Route("/v1/completions", streams=True, meters=True, limits=("max_tokens",), unbounded=16),
+        Route("/v1/responses", Shape.RESPONSES, streams=True, limits=("max_output_tokens",)),
+        Route("/v1/messages", Shape.ANTHROPIC, streams=True, limits=("max_tokens",)),
+        Route("/v1/messages/count_tokens", Shape.ANTHROPIC, free=True),
         Route("/v1/embeddings"),
         Route("/v1/rerank"),
         Route("/v1/score"),
-        Route("/tokenize"),
-        Route("/detokenize"),
+        Route("/tokenize", free=True),
+        Route("/detokenize", free=True),
         Route("/v1/audio/transcriptions", streams=True, multipart=True),
     )
 }
@@ -82,7 +89,7 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
         model=model,
         stream=stream,
         size=len(body),
-        max_tokens=_limit(value),
+        max_tokens=_limit(value, route.limits),
         include_usage=bool(options and options.get("include_usage")),
         stream_options=cast("Mapping[str, object] | None", options),
     )
@@ -97,6 +104,12 @@ def with_usage(body: bytes, call: Call) -> tuple[bytes, ...]:
     end = body.rindex(b"}")
     addition = b',"stream_options":' + json.dumps(options, separators=(",", ":")).encode()
     return body[:end], addition + b"}"
+
+
+def with_limit(body: bytes, route: Route, tokens: int) -> bytes:
+    """The body with a bound on the answer's tokens added at its end, for a call that names none."""
+    end = body.rindex(b"}")
+    return b'%b,"%b":%d}' % (body[:end], route.limits[-1].encode(), tokens)
 
 
 def models(entries: Sequence[tuple[str, str]], created: int) -> dict[str, object]:
@@ -144,16 +157,17 @@ def _flag(value: Mapping[str, object], name: str) -> bool:
     raise ApiError("invalid_request", f"{name} must be true or false", param=name)
 
 
-def _limit(value: Mapping[str, object]) -> int | None:
-    """The most tokens that the answer may have, by any of the names that APIs give it."""
+def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None:
+    """The most tokens that the answer may have, by the names that count on this route; the others are only checked."""
+    found: dict[str, int] = {}
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         limit = value.get(name)
         if limit is None:
             continue
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise ApiError("invalid_request", f"{name} must be a whole number, 0 or more", param=name)
-        return limit
-    return None
+        found[name] = limit
+    return next((found[name] for name in counting if name in found), None)
 
 
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)

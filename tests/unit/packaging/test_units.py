@@ -147,6 +147,7 @@ def test_directories_of_units_are_those_of_the_code() -> None:
     )
     assert f"/run/{gateway['RuntimeDirectory'][0]}/control.sock" == names.GATEWAY_SOCKET
     assert f"/var/log/{gateway['LogsDirectory'][0]}" == names.AUDIT
+    assert f"/var/lib/{gateway['StateDirectory'][0]}" == names.GATEWAY_STATE
     assert f"/run/{supervisor['RuntimeDirectory'][0]}/control.sock" == names.SUPERVISOR_SOCKET
     states = [f"/var/lib/{name}" for name in supervisor["StateDirectory"][0].split()]
     assert states == [names.SUPERVISOR_STATE, names.INCIDENTS]

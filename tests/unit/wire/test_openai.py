@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ApiError
-from appliance.wire.openai import ROUTES, Shape, form_fields, models, parse_call, with_usage
+from appliance.wire.openai import ROUTES, Shape, form_fields, models, parse_call, with_limit, with_usage
 
 CHAT = ROUTES["/v1/chat/completions"]
 AUDIO = ROUTES["/v1/audio/transcriptions"]
@@ -22,10 +22,28 @@ def test_a_call_holds_what_the_gateway_needs() -> None:
 @pytest.mark.parametrize(
     ("body", "limit"),
     [(b'{"model":"m"}', None), (b'{"model":"m","max_completion_tokens":3,"max_tokens":9}', 3),
-     (b'{"model":"m","max_output_tokens":4}', 4), (b'{"model":"m","max_tokens":null}', None)],
+     (b'{"model":"m","max_output_tokens":4}', None), (b'{"model":"m","max_tokens":null}', None)],
 )  # fmt: skip
 def test_the_limit_has_many_names(body: bytes, limit: int | None) -> None:
     assert parse_call(CHAT, body).max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [("/v1/chat/completions", 1), ("/v1/completions", 2), ("/v1/responses", 3), ("/v1/messages", 2),
+     ("/v1/embeddings", None)],
+)  # fmt: skip
+def test_the_limit_is_the_one_that_the_engine_reads(path: str, counts: int | None) -> None:
+    body = b'{"model":"m","max_completion_tokens":1,"max_tokens":2,"max_output_tokens":3}'
+    assert parse_call(ROUTES[path], body).max_tokens == counts
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_a_limit_that_was_added_counts(path: str) -> None:
+    body = b'{"model":"m","max_tokens":null, "max_output_tokens": null }\n'
+    bounded = with_limit(body, ROUTES[path], 7)
+    assert parse_call(ROUTES[path], body).max_tokens is None
+    assert parse_call(ROUTES[path], bounded).max_tokens == 7
 
 
 def test_a_route_that_cannot_stream_does_not() -> None:

@@ -1,0 +1,55 @@
+"""What one call holds of its key's allowance, from before its admission to its end."""
+
+from __future__ import annotations
+
+from appliance.policy.admission import Ticket
+from appliance.wire.openai import Call, Route, with_limit
+from appliance.wire.usage import Usage
+
+from .allowances import Allowances, prompt_tokens
+from .auth import Principal
+from .exchange import Exchange
+from .relay import End, Finish
+
+
+class Claim:
+    """A reservation that is settled exactly once, in the `finally` of its call. Making one raises ApiError."""
+
+    def __init__(self, allowances: Allowances, principal: Principal, call: Call, route: Route) -> None:
+        self._allowances, self._principal, self._call, self._route = allowances, principal, call, route
+        self._hold = allowances.take(principal, call, route)
+
+    def ticket(self, number: int, arrived: float) -> Ticket:
+        """How the call stands in a queue."""
+        return Ticket(number, self._principal.key_id, arrived, self._hold.tokens, self._principal.limits.priority)
+
+    def bounded(self, body: bytes, context: object) -> bytes:
+        """The body, its answer bounded where only the key sets a limit. `context`: what the engine can hold at most."""
+        limit, route = self._principal.limits.max_tokens, self._route
+        if limit is None or self._call.max_tokens is not None or not route.limits:
+            return body
+        # An engine refuses a limit above its context, and one that has a limit of its own keeps it.
+        bounds = (limit, route.unbounded, context if isinstance(context, int) else None)
+        return with_limit(body, route, min(bound for bound in bounds if bound is not None))
+
+    def settle(self, exchange: Exchange | None, finish: Finish, usage: Usage | None) -> None:
+        """Give back what was held and count what was used; the order of the queue learns it too."""
+        used = self._used(exchange, finish, usage)
+        self._allowances.give_back(self._hold, self._principal, used)
+        if exchange is not None and exchange.admitted_at is not None:
+            exchange.group.admission.correct(exchange.ticket, used or 0)
+
+    def _used(self, exchange: Exchange | None, finish: Finish, usage: Usage | None) -> int | None:
+        """Tokens that an engine worked on; None: the call got nothing for which its key should pay.
+
+        Where the engine did not say, the events that were passed on and the guessed prompt: a client that leaves in the
+        middle has used both.
+        """
+        relay = exchange.relay if exchange is not None else None
+        if relay is None or finish.end is End.REFUSED or (finish.end is End.BROKEN and not relay.events):
+            return None
+        if self._route.free or (relay.head is not None and relay.head.status >= 400):
+            return 0
+        if usage is not None and not usage.estimated:
+            return usage.prompt_tokens + usage.completion_tokens
+        return prompt_tokens(self._call, self._route) + (usage.completion_tokens if usage is not None else 0)

@@ -1,0 +1,216 @@
+"""What one key may still do: every limit asked before a call, everything given back after it.
+
+`reserve` looks at all limits before it takes anything; what it takes is in a `Hold`, and `settle` gives that back
+exactly once: the place, what was set aside, and the difference between what was reserved and what was used. Order of
+refusals: what can never be allowed, then what this day or month cannot allow, then what a moment's patience can.
+
+Laws, kept after every step: `running` = holds out; what a quota has set aside = tokens of the holds out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.config.model import KeyLimits
+
+from .quota import Period, Quota
+from .rate import Bucket
+
+RETRY_MIN, RETRY_MAX = 0.05, 120.0  # seconds; OpenAI's SDK does not wait longer than a minute whatever it is told
+SET_ASIDE_WAIT = 5.0  # when running calls hold what is left of a quota, and may not use it
+DURATION_MEMORY = 0.2  # weight of the newest call in the mean duration
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a call asks for, before anything is known of its answer.
+
+    `size` is its body in bytes; `prompt` and `answer` are tokens, estimated; `limit` is the answer's limit as the
+    client set it, None where it set none (then `answer` is a guess, which is cut to what can be had).
+    """
+
+    size: int
+    prompt: int
+    answer: int
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The call is not let in. `retry_after` in seconds; `final`: asking again cannot help."""
+
+    code: str
+    reason: str
+    retry_after: float | None = None
+    final: bool = False
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hold:
+    """What a running call has taken of its key's allowance."""
+
+    account: Account
+    tokens: int
+    since: float
+
+
+class Account:
+    """The counters of one key. One thread; `now` is monotonic, `epoch` wall-clock seconds."""
+
+    __slots__ = ("_mean", "day", "holds", "month", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.requests, self.tokens = Bucket(), Bucket()
+        self.day, self.month = Quota(Period.DAY), Quota(Period.MONTH)
+        self.holds: set[Hold] = set()
+        self._mean: float | None = None  # seconds that a call takes
+
+    @property
+    def running(self) -> int:
+        """Calls that were let in and have not ended, waiting ones too."""
+        return len(self.holds)
+
+    def reserve(self, limits: KeyLimits, demand: Demand, now: float, epoch: float) -> Hold | Denied:
+        """Take what the call needs, or say why not; nothing is taken then."""
+        tokens = self._tokens(limits, demand, epoch)
+        denied = (
+            _never(limits, demand)
+            or self._quota(limits, tokens, epoch)
+            or self._place(limits)
+            or self._rate(limits, tokens, now)
+        )
+        if denied is not None:
+            return denied
+        hold = Hold(self, tokens, now)
+        self.holds.add(hold)
+        if limits.rpm is not None:
+            self.requests.add(1)
+        if limits.tpm is not None:
+            self.tokens.add(tokens)
+        self.day.reserved += tokens
+        self.month.reserved += tokens
+        return hold
+
+    def settle(self, hold: Hold, limits: KeyLimits, used: int | None, now: float, epoch: float) -> None:
+        """Give back what a call held and count what it used; None: no engine has seen it, it never was.
+
+        A second time is a fault of the caller.
+        """
+        if hold not in self.holds:
+            raise ValueError("this hold was settled already")
+        self.holds.remove(hold)
+        if limits.tpm is not None:
+            self.tokens.debt(limits.tpm, now)
+            self.tokens.add((used or 0) - hold.tokens)
+        for quota in (self.day, self.month):
+            quota.turn(epoch)
+            quota.reserved -= hold.tokens
+            quota.used += used or 0
+        if used is None:
+            if limits.rpm is not None:
+                self.requests.debt(limits.rpm, now)
+                self.requests.add(-1)
+        else:
+            took = now - hold.since
+            self._mean = took if self._mean is None else self._mean + DURATION_MEMORY * (took - self._mean)
+
+    def check(self) -> None:
+        """The laws, executed; raises AssertionError."""
+        held = sum(hold.tokens for hold in self.holds)
+        assert self.day.reserved == self.month.reserved == held, f"{self.day.reserved} set aside, {held} held"
+
+    # --- the limits, one by one ----------------------------------------------------------------------------------
+    def _tokens(self, limits: KeyLimits, demand: Demand, epoch: float) -> int:
+        """Tokens to reserve; a guessed answer is cut to what could be allowed at all."""
+        self.day.turn(epoch)
+        self.month.turn(epoch)
+        tokens = demand.prompt + demand.answer
+        if demand.limit is None:
+            for room in (
+                limits.tpm,
+                None if limits.daily_tokens is None else self.day.left(limits.daily_tokens),
+                None if limits.monthly_tokens is None else self.month.left(limits.monthly_tokens),
+            ):
+                if room is not None:
+                    tokens = max(min(tokens, room), demand.prompt, 1)
+        return tokens
+
+    def _quota(self, limits: KeyLimits, tokens: int, epoch: float) -> Denied | None:
+        for quota, limit in ((self.month, limits.monthly_tokens), (self.day, limits.daily_tokens)):
+            if limit is None or tokens <= quota.left(limit):
+                continue
+            word = quota.period.value
+            if tokens > limit:
+                return Denied(
+                    "quota_exceeded",
+                    f"this request may use {tokens} tokens, more than the key's {limit} a {word} can ever allow",
+                    final=True,
+                )
+            if quota.used + tokens > limit:
+                left = max(limit - quota.used, 0)
+                return Denied(
+                    "quota_exceeded",
+                    f"this key has {left} of its {limit} tokens a {word} left, this request may use {tokens}",
+                    max(quota.end - epoch, 1.0),
+                    final=True,
+                )
+            return Denied(
+                "quota_exceeded", f"what is left of this key's {limit} tokens a {word} is set aside for calls that run",
+                SET_ASIDE_WAIT,
+            )  # fmt: skip
+        return None
+
+    def _place(self, limits: KeyLimits) -> Denied | None:
+        if limits.parallel is None or self.running < limits.parallel:
+            return None
+        wait = 1.0 if self._mean is None else self._mean / max(limits.parallel, 1)
+        return Denied(
+            "concurrency_limit",
+            f"this key may have {limits.parallel} requests at once, and has {self.running}",
+            _bounded(wait),
+        )
+
+    def _rate(self, limits: KeyLimits, tokens: int, now: float) -> Denied | None:
+        wait = 0.0
+        what = ""
+        if limits.rpm is not None:
+            pause = self.requests.wait(1, limits.rpm, now)
+            if pause is None:
+                return Denied("rate_limit_exceeded", "this key may make no requests", final=True)
+            wait, what = pause, f"{limits.rpm} requests"
+        if limits.tpm is not None:
+            pause = self.tokens.wait(tokens, limits.tpm, now)
+            if pause is None:
+                return Denied(
+                    "rate_limit_exceeded",
+                    f"this request may use {tokens} tokens, more than the key's {limits.tpm} a minute can ever allow: "
+                    "shorten the prompt or lower max_tokens",
+                    final=True,
+                )
+            if pause > wait:
+                wait, what = pause, f"{limits.tpm} tokens"
+        if not wait:
+            return None
+        return Denied("rate_limit_exceeded", f"this key's {what} a minute are used up", _bounded(wait))
+
+
+def _never(limits: KeyLimits, demand: Demand) -> Denied | None:
+    if limits.max_tokens is not None and demand.limit is not None and demand.limit > limits.max_tokens:
+        return Denied(
+            "invalid_request",
+            f"max_tokens is {demand.limit}, this key may ask for {limits.max_tokens} at most",
+            final=True,
+            param="max_tokens",
+        )
+    if limits.max_prompt is not None and demand.size > limits.max_prompt:
+        return Denied(
+            "request_too_large",
+            f"the request is {demand.size} bytes, this key may send {limits.max_prompt} at most",
+            final=True,
+        )
+    return None
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, RETRY_MIN), RETRY_MAX)

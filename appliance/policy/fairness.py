@@ -1,0 +1,140 @@
+"""Who is next in a queue: fair by tokens between keys, first come first served within a key, classes with floors.
+
+Between the keys of a class: start-time fair queueing. A key's calls are laid one after the other on a line of tokens;
+the key whose next call begins first on it is next. A key that comes back begins at the line's present place, so it
+neither owes for what it used while nobody waited nor has saved up for what it did not use. One key's five hundred long
+prompts thus stand behind one another, not before another key's short one.
+
+Between classes: the highest that waits, but for the floors: every class that waits earns its floor's share of each
+token that is admitted, and is next when it has earned what its first call costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from appliance.config.model import PRIORITIES, Priority
+
+# The share of admitted tokens that a class gets at least while it waits; the highest needs none.
+FLOORS: dict[Priority, float] = {"interactive": 0.0, "standard": 0.2, "batch": 0.05}
+
+
+class Queued(Protocol):
+    """What the order must know of a call. `number` is unique; `weight` is its cost in tokens."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def weight(self) -> int: ...
+    @property
+    def priority(self) -> Priority: ...
+
+
+T = TypeVar("T", bound=Queued)
+
+
+class _Class(Generic[T]):
+    """One priority class: its keys that wait, and its line of tokens."""
+
+    __slots__ = ("earned", "floor", "line", "place", "waiting")
+
+    def __init__(self, floor: float) -> None:
+        self.floor = floor
+        self.waiting: dict[str, dict[int, T]] = {}  # keys that wait, each with its calls in order
+        self.place: dict[str, float] = {}  # where a key's next call begins on the line
+        self.line = 0.0  # the present place
+        self.earned = 0.0
+
+    def next(self) -> T:
+        """The first call of the key that begins first; of equals the one that waits longest."""
+        line, place = self.line, self.place
+        best: T | None = None
+        begins = 0.0
+        for key, calls in self.waiting.items():
+            start = max(place.get(key, 0.0), line)
+            if best is None or start <= begins:
+                first = next(iter(calls.values()))
+                if best is None or start < begins or first.number < best.number:
+                    best, begins = first, start
+        assert best is not None
+        return best
+
+
+class FairQueue(Generic[T]):
+    """Waiting calls in fair order. Its size is bounded by who uses it."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, T] = {}
+        self._classes = {name: _Class[T](FLOORS[name]) for name in PRIORITIES}  # highest first
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[T]:
+        """Every waiting call, by arrival."""
+        return iter(self._all.values())
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._all
+
+    def push(self, call: T) -> None:
+        """A call begins to wait."""
+        self._all[call.number] = call
+        self._classes[call.priority].waiting.setdefault(call.key, {})[call.number] = call
+
+    def remove(self, number: int) -> T | None:
+        """A call waits no more, for whatever reason; None when it did not."""
+        call = self._all.pop(number, None)
+        if call is not None:
+            group = self._classes[call.priority]
+            calls = group.waiting[call.key]
+            del calls[number]
+            if not calls:
+                del group.waiting[call.key]
+                if not group.waiting:
+                    group.earned = 0.0
+        return call
+
+    def next(self) -> T:
+        """Who is admitted next; the queue is not empty."""
+        owed: tuple[float, T] | None = None
+        highest: T | None = None
+        for group in self._classes.values():
+            if not group.waiting:
+                continue
+            first = group.next()
+            if highest is None:
+                highest = first
+            elif group.earned >= max(first.weight, 1) and (owed is None or group.earned > owed[0]):
+                owed = group.earned, first
+        assert highest is not None
+        return owed[1] if owed is not None else highest
+
+    def admitted(self, call: T) -> None:
+        """Count a call that was let in, from the queue (before it is removed) or past an empty one."""
+        weight = float(max(call.weight, 1))
+        group = self._classes[call.priority]
+        group.line = max(group.place.get(call.key, 0.0), group.line)
+        group.place[call.key] = group.line + weight
+        for one in self._classes.values():
+            if one.waiting:
+                one.earned += one.floor * weight
+        group.earned = max(group.earned - weight, 0.0)
+
+    def correct(self, call: T, used: int) -> None:
+        """An admitted call has ended and used another number of tokens than it was counted with."""
+        place = self._classes[call.priority].place
+        place[call.key] = place.get(call.key, 0.0) + used - max(call.weight, 1)
+
+    def greediest(self, key: str) -> T | None:
+        """The last call of the key that has most places, when that is at least two more than `key` has; else None."""
+        counts: dict[str, int] = {}
+        for call in self._all.values():
+            counts[call.key] = counts.get(call.key, 0) + 1
+        worst = max(counts, key=lambda name: counts[name], default=None)
+        if worst is None or counts[worst] < counts.get(key, 0) + 2:
+            return None
+        return next(call for call in reversed(self._all.values()) if call.key == worst)
