@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.config.model import PRIORITIES, KeyLimits
 from appliance.errors import UsageError
 from appliance.host import keystore
 from appliance.host.keystore import Key, KeysInvalid
@@ -78,6 +79,10 @@ HASH, OTHER = "sha256:" + "0" * 64, "sha256:" + "1" * 64
         (f"[[key]]\nid='a'\nname=3\nhash='{HASH}'", "name must be"),
         (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\n[[key]]\nid='a'\nname='b'\nhash='{OTHER}'", "same id"),
         (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\n[[key]]\nid='b'\nname='b'\nhash='{HASH}'", "same hash"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nrpm = 0", "rpm must be a whole number"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\ntpm = '9'", "tpm must be a whole number"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nparallel = true", "parallel must be a whole number"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nclass = 'first'", "interactive, standard, batch"),
         ("[[key", "not valid TOML"),
     ],
 )  # fmt: skip
@@ -105,12 +110,16 @@ values = (
     st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=20), max_size=3),
     st.dictionaries(st.from_regex(r"[a-z]{9,12}", fullmatch=True), values | st.lists(values, max_size=2) |
                     st.dictionaries(st.text("ab.\"", min_size=1, max_size=4), values, max_size=2), max_size=3),
+    st.builds(KeyLimits, priority=st.sampled_from(PRIORITIES),
+              **dict.fromkeys(keystore.LIMITS, st.none() | st.integers(1, 2**53))),
 )  # fmt: skip
-def test_what_is_written_is_read_back(models: list[str], rest: dict[str, object]) -> None:
+def test_what_is_written_is_read_back(models: list[str], rest: dict[str, object], limits: KeyLimits) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:
         path = f"{directory}/keys.toml"
-        key = Key(id="k-1", name="a", hash=HASH, created=NOW, expires=NOW + 1, models=tuple(models), rest=rest)
+        key = Key(
+            id="k-1", name="a", hash=HASH, created=NOW, expires=NOW + 1, models=tuple(models), limits=limits, rest=rest
+        )
         keystore.write(path, [key])
         assert keystore.read(path).keys == (key,)

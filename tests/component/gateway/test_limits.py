@@ -1,0 +1,191 @@
+"""Limits of keys through the real gateway: who is refused with which hints, what comes back, what is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from appliance.config.model import KeyLimits
+from appliance.host import keystore
+from tests.component.gateway.conftest import QUICK, Start
+from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, Response, chat, config, fault, remote
+from tests.support.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+Make = Callable[..., str]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Make:
+    """Make a key with limits; its secret."""
+
+    def make(name: str, **limits: Any) -> str:
+        return keystore.create(str(tmp_path / "keys.toml"), name, time.time(), limits=KeyLimits(**limits))[1]
+
+    return make
+
+
+@pytest.fixture
+def limited(engine: FakeEngine, start: Start, tmp_path: Path) -> Gateway:
+    """Keys required, state in a directory of the test's own."""
+    (tmp_path / "state" / "gateway").mkdir(parents=True)
+    return start(
+        config(remote(engine.url), gateway=QUICK + 'keepalive = "60s"\n', auth=f'keys_file = "{tmp_path}/keys.toml"'),
+        LLM_APPLIANCE_STATE=str(tmp_path / "state"),
+    )
+
+
+def ask(gateway: Gateway, secret: str, body: dict[str, Any] | None = None, path: str = CHAT) -> Response:
+    return gateway.request("POST", path, body or chat(max_tokens=8), Authorization=f"Bearer {secret}")
+
+
+def nothing_is_held(gateway: Gateway) -> bool:
+    status = gateway.admin("/status")
+    return bool(gateway.idle() and status["keys"]["running"] == status["keys"]["reserved_tokens"] == 0)
+
+
+def test_a_minutes_requests_and_the_sdk_that_waits_for_the_next(limited: Gateway, keys: Make) -> None:
+    secret = keys("alice", rpm=60)
+    first = ask(limited, secret)
+    assert first.status == 200
+    assert (first.headers["x-ratelimit-limit-requests"], first.headers["x-ratelimit-remaining-requests"]) == (
+        "60",
+        "59",
+    )
+    assert first.headers["x-ratelimit-reset-requests"].endswith("s") and "x-ratelimit-limit-tokens" not in first.headers
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(limited, secret), range(80)))
+    refused = [answer for answer in answers if answer.status == 429]
+    assert refused and len(refused) <= 21 and {answer.code for answer in refused} == {"rate_limit_exceeded"}
+    for answer in refused:
+        assert answer.headers["retry-after"] in ("1", "2") and "x-should-retry" not in answer.headers
+        assert 0 < int(answer.headers["retry-after-ms"]) <= 1100
+        assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+    client = openai.OpenAI(base_url=limited.base, api_key=secret, max_retries=2, timeout=10)
+    with pytest.raises(openai.RateLimitError):
+        while True:
+            client.with_options(max_retries=0).models.with_raw_response.list()  # not counted: no engine works
+            client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=[])
+    begun = time.monotonic()
+    assert client.chat.completions.create(model=MODEL, messages=[]).choices
+    assert 0.1 < time.monotonic() - begun < 2.5  # it obeyed the hint, and one retry was enough
+    assert wait_until(lambda: nothing_is_held(limited), 2, "nothing is held", 0.02)
+
+
+def test_tokens_are_reserved_settled_and_refunded(limited: Gateway, keys: Make) -> None:
+    secret = keys("bob", tpm=6000)
+    answer = ask(limited, secret, chat(max_tokens=5000))  # the fake engine answers five thousand words
+    assert answer.status == 200 and answer.headers["x-ratelimit-limit-tokens"] == "6000"
+    over = ask(limited, secret, chat(max_tokens=2000))
+    assert (over.status, over.code) == (429, "rate_limit_exceeded")
+    assert 1 <= int(over.headers["retry-after"]) <= 60 and "6000 tokens a minute" in over.json["error"]["message"]
+    never = ask(limited, secret, chat(max_tokens=7000))
+    assert (never.code, never.headers["x-should-retry"]) == ("rate_limit_exceeded", "false")
+    assert "retry-after" not in never.headers
+
+    other = keys("carol", tpm=6000)
+    for script in ("tokens=3", "status=400", "refuse", "error=0", "reset=0"):  # what was reserved comes back each time
+        assert ask(limited, other, fault(script, max_tokens=5700, stream=True)).status != 429
+    with limited.open("POST", CHAT, fault("gap=1", max_tokens=5700, stream=True), Authorization=f"Bearer {other}"):
+        pass  # and when the client leaves
+    assert wait_until(lambda: nothing_is_held(limited), 2, "nothing is held", 0.02)
+    assert ask(limited, other, chat(max_tokens=5700)).status == 200
+
+
+def test_requests_at_once(limited: Gateway, keys: Make) -> None:
+    secret = keys("dave", parallel=1)
+    with limited.open("POST", CHAT, fault("gap=0.1,tokens=50", stream=True), Authorization=f"Bearer {secret}") as one:
+        one.read(10)
+        refused = ask(limited, secret)
+        assert (refused.status, refused.code) == (429, "concurrency_limit")
+        assert 1 <= int(refused.headers["retry-after"]) <= 120
+    wait_until(lambda: nothing_is_held(limited), 2, "the place is free", 0.02)
+    assert ask(limited, secret).status == 200
+
+
+def test_a_cap_on_answers_and_on_prompts(limited: Gateway, keys: Make, engine: FakeEngine) -> None:
+    secret = keys("erin", max_tokens=20, max_prompt=500)
+    over = ask(limited, secret, chat(max_tokens=21))
+    assert (over.status, over.code, over.json["error"]["param"]) == (400, "invalid_request", "max_tokens")
+    assert ask(limited, secret, chat(max_tokens=20)).status == 200
+    assert ask(limited, secret, chat("x" * 500)).code == "request_too_large"
+    for fields in ({}, {"stream": True}, {"max_tokens": None}, {"max_output_tokens": 3}):
+        engine.log.clear()
+        assert ask(limited, secret, chat(**fields)).status == 200
+        assert engine.log[-1]["max_tokens"] == 20  # a request that names no limit gets the key's
+    ask(limited, secret, {"model": MODEL, "prompt": "x"}, "/v1/completions")
+    assert engine.log[-1]["max_tokens"] == 16  # an engine's own is smaller
+
+
+def test_the_days_tokens_outlive_a_restart_and_the_sdk_gives_up(
+    limited: Gateway, keys: Make, engine: FakeEngine
+) -> None:
+    secret = keys("frank", daily_tokens=200)
+    assert ask(limited, secret, fault("tokens=150", max_tokens=150)).status == 200
+
+    def refused() -> None:
+        engine.log.clear()
+        before = limited.text().count("code=quota_exceeded")
+        client = openai.OpenAI(base_url=limited.base, api_key=secret, max_retries=5, timeout=10)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(model=MODEL, messages=[], max_tokens=100)
+        assert caught.value.code == "quota_exceeded"
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        assert 0 < int(caught.value.response.headers["retry-after"]) <= 86400
+        wait_until(lambda: limited.text().count("code=quota_exceeded") > before, 3, "its record", 0.02)
+        assert limited.text().count("code=quota_exceeded") == before + 1 and not engine.log  # it did not try again
+
+    refused()
+    assert limited.stop() == 0
+    limited.start_again()
+    refused()
+    state = limited.directory.parent / "state" / "gateway" / "use.json"
+    kept = wait_until(state.read_text, 1, "the counts", 0.02)
+    limited.process.kill()  # without a word: what was written before holds
+    limited.process.wait()
+    limited.start_again()
+    refused()
+    assert state.read_text() == kept
+
+
+def test_limits_change_while_the_gateway_runs(limited: Gateway, keys: Make, tmp_path: Path) -> None:
+    secret = keys("grace", rpm=1)
+    assert ask(limited, secret).status == 200 and ask(limited, secret).status == 429
+    file = tmp_path / "keys.toml"
+    file.write_text(file.read_text().replace("rpm = 1\n", "rpm = 1000\n"))
+    wait_until(lambda: ask(limited, secret).status == 200, 3, "the new limit", 0.1)
+
+
+def test_another_keys_call_does_not_wait_behind_a_queue(
+    engine: FakeEngine, start: Start, keys: Make, tmp_path: Path
+) -> None:
+    gateway = start(
+        config(
+            remote(engine.url),
+            gateway="[gateway.admission]\nmax_in_flight = 1\nqueue_size = 20",
+            auth=f'keys_file = "{tmp_path}/keys.toml"',
+        )
+    )
+    many, one, background = keys("many"), keys("one"), keys("background", priority="batch")
+    with ThreadPoolExecutor(30) as pool:
+        queued = lambda count: wait_until(  # noqa: E731
+            lambda: gateway.admin("/status")["gateway"]["queued"] == count, 10, f"{count} wait", 0.02
+        )
+        slow = fault("first=0.1", max_tokens=400)
+        low = pool.submit(ask, gateway, background, fault("first=0.1", max_tokens=400))
+        wait_until(lambda: gateway.admin("/status")["gateway"]["running"] == 1, 5, "one runs", 0.01)
+        low = pool.submit(ask, gateway, background, slow)
+        queued(1)
+        behind = [pool.submit(ask, gateway, many, slow) for _ in range(10)]
+        mine = pool.submit(ask, gateway, one, chat(max_tokens=8)).result()
+        done = [answer.result() for answer in behind]
+        waits = sorted(int(answer.headers["x-queue-time-ms"]) for answer in done)
+        assert int(mine.headers["x-queue-time-ms"]) <= waits[3]
+        assert int(low.result().headers["x-queue-time-ms"]) >= waits[6]
+    assert wait_until(lambda: nothing_is_held(gateway), 2, "nothing is held", 0.02)

@@ -1,0 +1,112 @@
+"""What a call is taken to need, what clients are told of it, and what outlives the process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance import clock
+from appliance.config.model import KeyLimits
+from appliance.errors import ApiError
+from appliance.gateway.allowances import Allowances, demand
+from appliance.gateway.auth import ANONYMOUS, Principal
+from appliance.policy.allowance import Demand
+from appliance.wire.openai import ROUTES, Call
+
+CHAT = ROUTES["/v1/chat/completions"]
+
+
+def principal(key: str = "k-1", **limits: Any) -> Principal:
+    return Principal(key, key, (), KeyLimits(**limits))
+
+
+def call(size: int = 399, **fields: Any) -> Call:
+    return Call(model="m", stream=False, size=size, **fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "cap", "expected"),
+    [("/v1/chat/completions", 50, None, Demand(399, 100, 50, 50)),
+     ("/v1/chat/completions", None, None, Demand(399, 100, 512)),
+     ("/v1/chat/completions", None, 64, Demand(399, 100, 64)),
+     ("/v1/completions", None, 64, Demand(399, 100, 16)),
+     ("/v1/embeddings", None, None, Demand(399, 100, 0, 0)),
+     ("/tokenize", None, None, Demand(399, 0, 0, 0)),
+     ("/v1/audio/transcriptions", None, None, Demand(399, 0, 512))],
+)  # fmt: skip
+def test_what_a_call_needs(path: str, asked: int | None, cap: int | None, expected: Demand) -> None:
+    assert demand(call(max_tokens=asked), ROUTES[path], KeyLimits(max_tokens=cap)) == expected
+
+
+def test_fields_are_those_of_the_limits(tmp_path: Path) -> None:
+    allowances = Allowances(str(tmp_path / "use.json"), print)
+    assert allowances.fields(principal()) == []
+    who = principal(rpm=60, tpm=6000)
+    allowances.take(who, call(max_tokens=500), CHAT)
+    told = dict(allowances.fields(who))
+    assert told["X-RateLimit-Limit-Requests"] == "60" and told["X-RateLimit-Remaining-Requests"] == "59"
+    assert told["X-RateLimit-Limit-Tokens"] == "6000" and 5400 <= int(told["X-RateLimit-Remaining-Tokens"]) <= 5402
+    assert 5.9 <= float(told["X-RateLimit-Reset-Tokens"].rstrip("s")) <= 6.0
+    assert set(dict(allowances.fields(principal("k-2", rpm=1)))) == {
+        "X-RateLimit-Limit-Requests", "X-RateLimit-Remaining-Requests", "X-RateLimit-Reset-Requests"
+    }  # fmt: skip
+
+
+def test_counts_outlive_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "use.json"
+    allowances = Allowances(str(path), print)
+    who, other = principal(daily_tokens=1000), principal("k-2", monthly_tokens=1000)
+    for one in (who, other, ANONYMOUS):
+        allowances.give_back(allowances.take(one, call(), CHAT), one, 990)
+    assert (allowances.running, allowances.reserved) == (0, 0)
+    allowances.write(*allowances.snapshot())
+    assert set(json.loads(path.read_text())["keys"]) == {"k-1", "k-2"}
+    following = Allowances(str(path), print)
+    for one in (who, other):
+        with pytest.raises(ApiError) as caught:
+            following.take(one, call(), CHAT)
+        assert caught.value.code == "quota_exceeded" and caught.value.final
+    following.take(principal("k-3", daily_tokens=1000), call(), CHAT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{torn", "[]", '{"v": 2, "keys": {}}', '{"v": 1}', '{"v": 1, "keys": []}', '{"v": 1, "keys": {"k-1": 3}}',
+     '{"v": 1, "keys": {"k-1": {"day": [1]}}}', '{"v": 1, "keys": {"k-1": {"day": ["x", null]}}}'],
+)  # fmt: skip
+def test_a_file_that_is_not_ours_counts_as_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "use.json"
+    path.write_text(text)
+    Allowances(str(path), print).take(principal(daily_tokens=1000), call(), CHAT)
+
+
+def test_yesterdays_counts_are_over(tmp_path: Path) -> None:
+    path = tmp_path / "use.json"
+    day = clock.wall() // 86400 * 86400 - 86400
+    path.write_text(json.dumps({"v": 1, "keys": {"k-1": {"day": [day, 5000], "month": [0, 5000]}}}))
+    Allowances(str(path), print).take(principal(daily_tokens=1000, monthly_tokens=1000), call(), CHAT)
+
+
+def test_an_older_snapshot_never_replaces_a_newer_one(tmp_path: Path) -> None:
+    path = tmp_path / "use.json"
+    allowances, who = Allowances(str(path), print), principal()
+    allowances.give_back(allowances.take(who, call(), CHAT), who, 10)
+    old = allowances.snapshot()
+    allowances.give_back(allowances.take(who, call(), CHAT), who, 10)
+    allowances.write(*allowances.snapshot())
+    allowances.write(*old)
+    assert json.loads(path.read_text())["keys"]["k-1"]["day"][1] == 20
+
+
+def test_counts_that_cannot_be_written_are_reported_once(tmp_path: Path) -> None:
+    reports: list[str] = []
+    allowances, who = Allowances(str(tmp_path / "none" / "use.json"), reports.append), principal()
+    allowances.write(*allowances.snapshot())
+    assert reports == []  # nothing was used, nothing is lost
+    for _ in range(2):
+        allowances.give_back(allowances.take(who, call(), CHAT), who, 10)
+        allowances.write(*allowances.snapshot())
+    assert len(reports) == 1 and "use.json" in reports[0]
