@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,3 +194,80 @@ def test_another_keys_call_does_not_wait_behind_a_queue(
         assert int(mine.headers["x-queue-time-ms"]) <= waits[3]
         assert int(low.result().headers["x-queue-time-ms"]) >= waits[6]
     assert wait_until(lambda: nothing_is_held(gateway), 2, "nothing is held", 0.02)
+
+
+# --- nothing leaks ----------------------------------------------------------------------------------------------------
+CALLS = 10_000
+SCRIPTS = ("tokens=2", "tokens=2", "first=0.02", "gap=0.002,tokens=6", "refuse", "reset=0", "reset=3", "status=400",
+           "error=2", "eof=3", "head=0.02", "garbage")  # fmt: skip
+
+
+class Storm:
+    """Clients that ask, read a little and go at any moment; counts what they were told."""
+
+    def __init__(self, port: int, secrets: list[str], chance: random.Random) -> None:
+        self.port, self.secrets, self.chance = port, secrets, chance
+        self.numbers = iter(range(CALLS))
+        self.told: Counter[str] = Counter()
+
+    async def client(self) -> None:
+        for number in self.numbers:
+            patience = self.chance.choice((0.0, 0.004, 0.03, 5.0, 5.0, 5.0, 5.0, 5.0))
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            try:
+                writer.write(self.request(number))
+                await asyncio.wait_for(self.read(reader), patience)
+            except (asyncio.TimeoutError, TimeoutError):
+                self.told["left"] += 1
+            except ConnectionError:
+                self.told["cut"] += 1
+            finally:
+                writer.transport.abort()
+
+    async def read(self, reader: asyncio.StreamReader) -> None:
+        data = await reader.read(-1)
+        code = re.search(rb'"code":"(\w+)"', data)
+        self.told[code[1].decode() if code else data[9:12].decode()] += 1
+
+    def request(self, number: int) -> bytes:
+        script = self.chance.choice(SCRIPTS)
+        body = json.dumps(fault(script, stream=self.chance.random() < 0.6, max_tokens=50)).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Request-Id: storm-{number}\r\n"
+            f"Authorization: Bearer {self.chance.choice(self.secrets)}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self.client() for _ in range(48)))
+
+
+def test_ten_thousand_calls_that_end_anyhow_leave_every_counter_at_zero(
+    engine: FakeEngine, start: Start, keys: Make, tmp_path: Path
+) -> None:
+    secrets = [
+        keys("few", parallel=6),
+        keys("slow", rpm=60, priority="batch"),
+        keys("poor", daily_tokens=5_000),
+        keys("free"),
+        keys("first", tpm=400_000, priority="interactive"),
+    ]
+    gateway = start(
+        config(
+            remote(engine.url),
+            gateway=QUICK.replace("max_in_flight = 64", "max_in_flight = 16\nqueue_size = 12").replace("500ms", "100ms")
+            + 'keepalive = "100ms"\n',
+            auth=f'keys_file = "{tmp_path}/keys.toml"',
+        )
+    )
+    storm = Storm(gateway.port, secrets, random.Random(31))
+    asyncio.run(storm.run())
+    assert sum(storm.told.values()) == CALLS
+    for word in ("200", "400", "left", "concurrency_limit", "quota_exceeded", "rate_limit_exceeded", "queue_full",
+                 "queue_timeout", "engine_restarting", "engine_died", "engine_error"):  # fmt: skip
+        assert storm.told[word] > 5, storm.told
+    assert wait_until(lambda: nothing_is_held(gateway), 5, "nothing is held", 0.05)
+    assert gateway.control("/ledger")["engines"]["default"]["inflight"] == 0
+    assert "Traceback" not in gateway.text() and "failed" not in gateway.text()  # a lease that came back twice says so
+    for secret in (secrets[0], secrets[3], secrets[4]):
+        assert ask(gateway, secret).status == 200
