@@ -116,6 +116,7 @@ class Group:
             waiter = self.waiters.pop(lease.ticket.number, None)
             if waiter is None or waiter.done():  # its client left in this very moment
                 self.admission.release(lease, Outcome.IGNORED, now)
+                self.admission.correct(lease.ticket, 0)
                 continue
             waiter.set_result(lease)
 

@@ -113,6 +113,7 @@ class Exchange:
             # Cancelled in the moment between being let in and hearing of it: the lease is out and must come back.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 group.release(waiter.result(), Outcome.IGNORED)
+                group.admission.correct(self.ticket, 0)
             raise
         finally:
             group.waiters.pop(self.ticket.number, None)
