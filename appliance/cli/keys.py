@@ -7,16 +7,17 @@ second. Works without root on a file of one's own.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from appliance import clock, names
 from appliance.config import source
 from appliance.config.model import PRIORITIES, KeyLimits
 from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
-from appliance.host import keystore
-from appliance.quantity import format_size, parse_duration, parse_size
+from appliance.host import auditfiles, keystore
+from appliance.quantity import format_duration, format_size, parse_duration, parse_size
 
-from . import output
+from . import audit, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     path = keys_file(args.config)
     now = clock.wall()
     if args.action == "list":
-        return _list(path, now, args.json)
+        return _list(path, args.config, now, args.json)
     if args.action == "create":
         models = tuple(word.strip() for word in args.models.split(",") if word.strip())
         limits = KeyLimits(priority=args.priority, **{name: getattr(args, name) for name in keystore.LIMITS})
@@ -90,23 +91,55 @@ def _show(key: keystore.Key, secret: str, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _list(path: str, now: float, as_json: bool) -> int:
+def _list(path: str, config_path: str, now: float, as_json: bool) -> int:
     keys = keystore.read(path).keys
+    uses = _last_uses(config_path, keys)
     if as_json:
-        output.print_json([_public(key, now) for key in keys])
+        output.print_json(
+            [
+                {
+                    **_public(key, now),
+                    "last_use": uses.at.get(key.id) if uses else None,
+                    "last_use_known_since": uses.since if uses else None,
+                }
+                for key in keys
+            ]
+        )
         return EXIT_OK
     if not keys:
         output.note("no key exists; make one: sudo llm-appliance keys create NAME")
         return EXIT_OK
     output.table(
         [
-            (key.id, key.name, key.state(now), output.when(key.created), output.when(key.expires),
+            (key.id, key.name, key.state(now), _day(key.created), _day(key.expires), _use(key, uses, now),
              ", ".join(key.models) or "all", key.limits.priority, _limits(key.limits))
             for key in keys
         ],
-        ("ID", "NAME", "STATE", "CREATED", "EXPIRES", "MODELS", "CLASS", "LIMITS"),
+        ("ID", "NAME", "STATE", "CREATED", "EXPIRES", "LAST USE", "MODELS", "CLASS", "LIMITS"),
     )  # fmt: skip
     return EXIT_OK
+
+
+def _last_uses(config_path: str, keys: Sequence[keystore.Key]) -> auditfiles.LastUses | None:
+    """From the ledger's tail; None where it cannot be read."""
+    try:
+        return auditfiles.last_uses(audit.directory(config_path), [key.id for key in keys])
+    except (OSError, ConfigInvalid):
+        return None
+
+
+def _use(key: keystore.Key, uses: auditfiles.LastUses | None, now: float) -> str:
+    """How long ago: `?` where nobody can tell, `-` where no request is on record."""
+    if uses is None:
+        return "?"
+    at = uses.at.get(key.id)
+    if at is not None:
+        return f"{format_duration(max(now - at, 0.0))} ago"
+    return "-" if uses.since is None else f"over {format_duration(max(now - uses.since, 0.0))} ago"
+
+
+def _day(epoch: float | None) -> str:
+    return output.when(epoch)[:10]
 
 
 def _public(key: keystore.Key, now: float) -> dict[str, object]:

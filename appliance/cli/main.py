@@ -52,6 +52,7 @@ VERBS: dict[str, Verb] = {
     "config": Verb("appliance.cli.config", "show the configuration in force; explain a key", json=True),
     "apply": Verb("appliance.cli.apply", "make the configuration take effect"),
     "keys": Verb("appliance.cli.keys", "create, list, revoke and rotate API keys", json=True),
+    "audit": Verb("appliance.cli.audit", "show and verify the usage ledger", json=True),
     "models": Verb("appliance.cli.models", "list, fetch and remove model files", json=True),
     "runtime": Verb("appliance.cli.runtime", "list, build, choose and roll back vLLM environments", json=True),
     "chat": Verb("appliance.cli.chat", "talk to a model through the gateway"),

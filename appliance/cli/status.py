@@ -222,6 +222,11 @@ def _advice(value: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield f"the configuration file is invalid, {in_force.get(str(config.get('origin')), 'it is not in force')}:"
         yield "    llm-appliance check"
+    ledger = (value.get("gateway") or {}).get("ledger") or {}
+    if ledger.get("problem"):
+        yield ""
+        yield output.clean(ledger["problem"])
+        yield f"    {ledger.get('waiting')} lines wait, {ledger.get('dropped')} are lost; requests are served"
     if keys.get("problem"):
         yield ""
         yield f"API keys: {output.clean(keys['problem'])}"

@@ -103,9 +103,9 @@ class App:
         config = self.config
         self.gatekeeper.configure((config or Config()).auth)
         self.engines.configure(config)
-        audit = config.audit if config else None
-        self.audit_directory = audit.directory if audit and audit.enabled and _writable(audit.directory) else None
-        self.ledger.configure(self.audit_directory)
+        audit = (config or Config()).audit
+        self.audit_directory = audit.directory if config and audit.enabled else None
+        self.ledger.configure(self.audit_directory, audit.retention)
         self._load_certificate()
 
     def _load_certificate(self) -> None:
@@ -325,7 +325,3 @@ async def _until(condition: Callable[[], bool], seconds: float) -> None:
         if condition() or clock.monotonic() >= end:
             return
         await asyncio.sleep(0.02)
-
-
-def _writable(directory: str) -> bool:
-    return os.path.isdir(directory) and os.access(directory, os.W_OK)

@@ -12,12 +12,22 @@ import os
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from appliance import clock
 from appliance.host import journal
+from appliance.wire import auditline
+
+from .auditwriter import AuditWriter
 
 GATHER = 0.2  # seconds for which records gather before the writer is woken: a wake-up costs more than a record
-BACKLOG = 50_000  # records that may wait for the writer; beyond that they are counted and dropped
+SYNC = 0.5  # seconds between two syncs: with GATHER and a slow disk less than one second can be lost
+RETRY = 1.0  # seconds between two tries while the ledger cannot be written
+LOOK = 600.0  # seconds between two looks for old files
+BACKLOG = 20_000  # records that may wait, some 16 MB; beyond that they are counted and dropped
+CHUNK = 1000  # records that one write takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +85,14 @@ def line(record: Record) -> str:
     )
 
 
-def entry(record: Record) -> str:
-    """The record as one JSON object."""
-    return json.dumps({name: getattr(record, name) for name in FIELDS}, separators=(",", ":"), ensure_ascii=False)
+def entry(record: Record) -> dict[str, object]:
+    """The record as the ledger keeps it."""
+    found: dict[str, object] = {name: getattr(record, name) for name in FIELDS}
+    found["at"] = round(record.at, 3)
+    for name in ("queue_ms", "first_token_ms", "total_ms"):
+        value = getattr(record, name)
+        found[name] = None if value is None else round(value, 1)
+    return found
 
 
 def _word(value: object) -> str:
@@ -89,31 +104,45 @@ def _word(value: object) -> str:
 
 
 class Ledger:
-    """The writer. `finish` is called once for each finished call, on the loop; a thread writes what has gathered."""
+    """The writer. `finish` is called once for each finished call, on the loop; a thread writes what has gathered.
 
-    def __init__(self, log: journal.Journal) -> None:
-        self._log = log
+    A record is in the file GATHER seconds after its call ended, and on the disk SYNC seconds later. Lines that cannot
+    be written wait, up to BACKLOG; what comes then is counted and told in the ledger when it can be written again.
+    """
+
+    def __init__(self, log: journal.Journal, *, wall: Callable[[], float] = clock.wall, backlog: int = BACKLOG) -> None:
+        self._log, self._wall, self._backlog = log, wall, backlog
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[Record] = []
+        self._new: deque[Record] = deque()  # from the loop to the thread
+        self._held: deque[Record] = deque()  # the thread's own: said in the journal, not yet in the file
         self._wake = threading.Event()
         self._scheduled = self._closed = False
-        self._directory: str | None = None
-        self._file: tuple[str, int] | None = None
+        self._settings: tuple[str | None, float] = (None, 0.0)
+        self._writer: AuditWriter | None = None
+        self._synced_at = 0.0
+        self._expired = ("", 0.0, "")  # directory, retention and day of the last look for old files
+        self._told_dropped = 0
         self.dropped = 0
         self.problem = ""
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
-    def configure(self, directory: str | None) -> None:
-        """Where the ledger lies from now on; None writes none."""
-        self._directory = directory
+    def configure(self, directory: str | None, retention: float) -> None:
+        """Where the ledger lies from now on, None writes none; and after how many seconds a file is deleted."""
+        self._settings = (directory, retention)
+        self._wake.set()
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not in the file yet."""
+        return len(self._new) + len(self._held)
 
     def finish(self, record: Record) -> None:
         """Hand a record over; never blocks. The thread is woken a moment later, once for all that came meanwhile."""
-        if len(self._waiting) >= BACKLOG:
+        if len(self._new) + len(self._held) >= self._backlog:
             self.dropped += 1
             return
-        self._waiting.append(record)
+        self._new.append(record)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_later(GATHER, self._hand_over)
@@ -128,16 +157,39 @@ class Ledger:
         self._scheduled = False
         self._wake.set()
 
+    # --- the thread -------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while not self._closed:
-            self._wake.wait()
+            self._wake.wait(self._pause())
             self._wake.clear()
-            self._write_waiting()
-        self._write_waiting()
-        self._close_file()
+            self._turn()
+        self._turn()
+        self._close_writer()
+        if self._held and self._settings[0] is not None:
+            self._log.log(journal.ERR, f"{len(self._held)} lines of the usage ledger are lost: {self.problem}",
+                          LLM_EVENT="ledger-lost")  # fmt: skip
 
-    def _write_waiting(self) -> None:
-        records, self._waiting = self._waiting, []
+    def _pause(self) -> float:
+        """Seconds until there is something to do by itself."""
+        if self.problem:
+            return RETRY
+        if self._writer is not None and self._writer.dirty:
+            return max(self._synced_at + SYNC - clock.monotonic(), 0.0)
+        return LOOK
+
+    def _turn(self) -> None:
+        try:
+            self._tell()
+            self._keep()
+        except OSError as error:
+            self._fail((error.strerror or str(error)).lower())
+        except Exception as error:  # the top of the thread: what it cannot do is told, and tried again
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _tell(self) -> None:
+        """A line for the journal of each record that is new."""
+        records = [self._new.popleft() for _ in range(len(self._new))]
+        self._held.extend(records)
         if not records:
             return
         if os.path.exists(journal.SOCKET):
@@ -153,34 +205,78 @@ class Ledger:
         else:
             mark = f"<{journal.INFO}>" if journal.under_journal() else f"{self._log.identifier}: "
             _say("".join(f"{mark}{line(record)}\n" for record in records))
-        for day, some in itertools.groupby(records, _day):
-            self._append(day, "".join(f"{entry(record)}\n" for record in some).encode())
 
-    def _append(self, day: str, lines: bytes) -> None:
-        directory = self._directory
+    def _keep(self) -> None:
+        """Bring what waits into the file; raises what stands in the way."""
+        directory, retention = self._settings
+        if self._writer is not None and self._writer.directory != directory:
+            self._close_writer()
         if directory is None:
-            return
-        path = f"{directory}/usage-{day}.jsonl"
-        try:
-            if self._file is None or self._file[0] != path:
-                self._close_file()
-                self._file = (path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
-            os.write(self._file[1], lines)
+            self._held.clear()
             self.problem = ""
-        except OSError as error:
-            problem = f"the usage ledger cannot be written: {directory}: {error.strerror}"
-            if problem != self.problem:
-                self._log.log(journal.WARNING, problem, LLM_EVENT="ledger-unwritable")
-            self.problem = problem
+            return
+        if self._writer is None:
+            self._writer = AuditWriter(directory)
+        writer = self._writer
+        dropped, waited = self.dropped, len(self._held)
+        lost = dropped - self._told_dropped
+        if lost and self._held:
+            writer.append(_day(self._held[0]), [{"event": auditline.LOST, "at": round(self._wall(), 3), "count": lost}])
+            self._told_dropped = dropped
+        while self._held:
+            day, some = next(itertools.groupby(itertools.islice(self._held, CHUNK), _day))
+            bodies = [entry(record) for record in some]
+            writer.append(day, bodies)
+            for _ in bodies:
+                self._held.popleft()
+        if self._closed or clock.monotonic() - self._synced_at >= SYNC:
+            writer.sync()
+            self._synced_at = clock.monotonic()
+        self._expire(writer, retention)
+        for text in writer.sealed:
+            self._log.log(journal.NOTICE, f"usage ledger: {text}", LLM_EVENT="ledger-sealed")
+        writer.sealed.clear()
+        if self.problem:
+            self.problem = ""
+            self._log.log(journal.NOTICE, f"the usage ledger is written again: {waited} lines waited, {lost} are lost",
+                          LLM_EVENT="ledger-written")  # fmt: skip
 
-    def _close_file(self) -> None:
-        if self._file is not None:
-            os.close(self._file[1])
-            self._file = None
+    def _expire(self, writer: AuditWriter, retention: float) -> None:
+        """Once a day: delete the files whose last moment is older than the retention."""
+        before = _utc(self._wall() - retention)
+        if self._expired == (writer.directory, retention, before):
+            return
+        deleted = writer.expire(before)
+        self._expired = (writer.directory, retention, before)
+        if deleted:
+            text = f"usage ledger: {len(deleted)} files of days before {before} are deleted (audit.retention)"
+            self._log.log(journal.NOTICE, text, LLM_EVENT="ledger-expired")
+
+    def _fail(self, reason: str) -> None:
+        """Say once what stands in the way; the next turn begins anew, as after a crash."""
+        self._close_writer()
+        problem = f"the usage ledger cannot be written: {self._settings[0]}: {reason}"
+        if problem != self.problem:
+            self._log.log(journal.WARNING, problem, LLM_EVENT="ledger-unwritable")
+        self.problem = problem
+
+    def _close_writer(self) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.close()
+        except OSError as error:
+            self.problem = self.problem or f"the usage ledger was not finished: {error.strerror}"
+        self._writer = None
 
 
 def _day(record: Record) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(record.at))
+    """The day in UTC on which a call ended: lines stand in the order in which calls end."""
+    return _utc(record.at + record.total_ms / 1000)
+
+
+def _utc(epoch: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(max(epoch, 0.0)))
 
 
 def _say(text: str) -> None:

@@ -87,8 +87,8 @@ def _gateway(state: State) -> dict[str, object]:
         "tokens_per_second": round(state.tokens_per_second, 1),
         "requests": sum(state.metrics.requests.values()),
         "loop_lag_s": round(state.loop_lag, 4),
-        "ledger": {"directory": state.audit_directory, "dropped": state.ledger.dropped,
-                   "problem": state.ledger.problem or None},
+        "ledger": {"directory": state.audit_directory, "waiting": state.ledger.waiting,
+                   "dropped": state.ledger.dropped, "problem": state.ledger.problem or None},
     }  # fmt: skip
 
 
