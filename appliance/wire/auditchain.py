@@ -85,8 +85,9 @@ class _Chain:
         self.report = Report()
         self._file, self._line = "", 0
         self._bad: list[_Bad] = []  # lines without sense since the last good one of this file
+        self._loose = 0  # how many of them, over files: each may be one of the numbers that do not come
         self._gaps: list[_Gap] = []
-        self._hash: str | None = None  # of the last line in order; None where the next one cannot be compared
+        self._first_loose = 0  # how many lines without sense stand before the first good one
 
     def begin(self, name: str) -> None:
         """A new file."""
@@ -103,6 +104,7 @@ class _Chain:
                 raise BadLine("it has no end")
             line = parse(raw[:-1])
         except BadLine as error:
+            self._loose += 1
             if len(self._bad) < FINDINGS:
                 self._bad.append(_Bad(self._line, str(error), len(raw), ended))
             return
@@ -111,16 +113,17 @@ class _Chain:
             self._find(self._line, TORN, text, note=True)
         elif line.body.get("event") == LOST:
             self._find(self._line, LOST, f"{line.body.get('count')} lines could not be kept before this one", note=True)
-        had_bad = bool(self._bad)
         self._flush_bad()
-        self._place(line, had_bad)
+        self._place(line)
+        self._loose = 0
 
-    def _place(self, line: Line, behind_bad: bool) -> None:
+    def _place(self, line: Line) -> None:
         """Compare a good line with the one before."""
         report = self.report
         report.lines += 1
         if report.first is None or report.last is None:
             report.first = line.seq
+            self._first_loose = self._loose
             if line.seq == 1 and line.prev != GENESIS:
                 self._find(self._line, CHANGED, "the first line of all follows another one")
         elif line.seq <= report.last:
@@ -128,14 +131,12 @@ class _Chain:
             self._find(self._line, kind, f"line {line.seq} stands behind line {report.last}")
             return
         elif line.seq > report.last + 1:
-            self._gaps.append(_Gap(report.last + 1, line.seq - 1, self._file, self._line))
-        elif line.prev != self._hash and not behind_bad:
+            if line.seq > report.last + 1 + self._loose:
+                self._gaps.append(_Gap(report.last + 1 + self._loose, line.seq - 1, self._file, self._line))
+        elif line.prev != report.hash:
             self._find(self._line, CHANGED, f"it does not hold the hash of line {report.last}: one of the two is not "
                        "the one that was written")  # fmt: skip
-        elif line.prev != self._hash:
-            self._find(self._line, CHANGED, f"it does not hold the hash of line {report.last}")
-        report.last, self._hash = line.seq, line.hash
-        report.hash = line.hash
+        report.last, report.hash = line.seq, line.hash
 
     def _fill(self, seq: int) -> bool:
         for number, gap in enumerate(self._gaps):
@@ -160,6 +161,7 @@ class _Chain:
     def finish(self, name: str, head: Head | None) -> None:
         """After the last line: what never came."""
         report = self.report
+        self._file = name
         short = head is not None and (report.last or 0) < head.last
         if len(self._bad) == 1 and not self._bad[0].ended and not short:
             text = f"{self._bad[0].size} bytes of a line that is being written, or that a crash left"
@@ -173,14 +175,13 @@ class _Chain:
                 text = "chain.json is missing or unreadable: lines cut off at either end cannot be missed"
                 self._find(0, MISSING, text, note=True)
             return
-        if report.first is None:
-            if head.first <= head.last:
-                self._find(0, MISSING, _missing(head.first, head.last))
+        first = head.last + 1 if report.first is None else report.first
+        if first > head.first + self._first_loose and not (report.first is None and self._loose):
+            self._find(0, MISSING, _missing(head.first, first - 1) + " at the beginning of the ledger")
+        if report.last is None:
             return
-        if report.first > head.first:
-            self._find(0, MISSING, _missing(head.first, report.first - 1) + " at the beginning of the ledger")
-        if short:
-            self._find(0, MISSING, _missing((report.last or 0) + 1, head.last) + " at its end")
+        if report.last + self._loose < head.last:
+            self._find(0, MISSING, _missing(report.last + 1 + self._loose, head.last) + " at its end")
         elif report.last == head.last and report.hash != head.hash:
             self._find(0, CHANGED, f"line {head.last} is not the one that was written last")
 

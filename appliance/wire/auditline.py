@@ -28,6 +28,7 @@ TORN, LOST = "torn", "lost"  # values of `event`
 _FILE = re.compile(r"usage-(\d{4}-\d\d-\d\d)\.jsonl")
 _TORN_FILE = re.compile(r"torn-(\d{4}-\d\d-\d\d)-\d+")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _MARK = b',"hash":"'
 _TAIL = len(_MARK) + 64 + len(b'"}')
 
@@ -82,7 +83,7 @@ def day_of_torn(name: str) -> str | None:
 
 def compose(seq: int, prev: str, body: Mapping[str, object]) -> tuple[bytes, str]:
     """A line with its newline, and its hash."""
-    start = json.dumps({"v": VERSION, "seq": seq, "prev": prev, **body}, separators=(",", ":"))[:-1].encode()
+    start = _ENCODER.encode({"v": VERSION, "seq": seq, "prev": prev, **body})[:-1].encode()
     digest = hashlib.sha256(start).hexdigest()
     return start + _MARK + digest.encode() + b'"}\n', digest
 
