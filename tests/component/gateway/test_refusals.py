@@ -208,7 +208,7 @@ def test_no_prompt_and_no_key_in_any_log(engine: FakeEngine, start: Start, tmp_p
     gateway.request("POST", CHAT, b'{"model": "MARKED', Authorization=f"Bearer {secret}")
     gateway.request("POST", CHAT, chat("MARKED-PROMPT"), Authorization="Bearer sk-MARKED-WRONG-KEY")
     assert gateway.stop() == 0
-    ledger = "".join(path.read_text() for path in audit.iterdir())
+    ledger = "".join(path.read_text() for path in audit.glob("usage-*.jsonl"))
     assert ledger.count("\n") == 14 and '"key_id":"k-' in ledger
     for kept in (gateway.text(), ledger):
         assert "MARKED" not in kept and secret not in kept and "Paris" not in kept

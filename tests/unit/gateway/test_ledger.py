@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.gateway.ledger import FIELDS, Ledger, Record, entry, line
+from appliance.gateway.ledger import FIELDS, Ledger, Record, line
 from appliance.gateway.metrics import Histogram, Metrics
+from appliance.host import auditfiles
 from appliance.host.journal import Journal
+from appliance.wire import auditchain
 from appliance.wire.promtext import samples
+from tests.support.waiting import wait_until
 
 
 def record(**fields: Any) -> Record:
@@ -36,35 +41,118 @@ def test_a_name_cannot_forge_a_field_or_a_line(model: str) -> None:
     assert f"model={json.dumps(model)} engine=chat" in told
 
 
-def test_the_ledger_is_json_lines(tmp_path: Path) -> None:
-    async def write() -> None:
-        ledger = Ledger(Journal("test", path=str(tmp_path / "none")))
-        ledger.configure(str(tmp_path))
-        for number in range(500):
-            ledger.finish(record(request_id=f"r-{number}", at=1_800_000_000.0 + number * 86400 / 250))
-        await asyncio.get_running_loop().run_in_executor(None, ledger.close)
-        assert ledger.dropped == 0 and ledger.problem == ""
-
-    asyncio.run(write())
-    files = sorted(tmp_path.glob("usage-*.jsonl"))
-    assert len(files) == 3
-    entries = [json.loads(text) for file in files for text in file.read_text().splitlines()]
-    assert [one["request_id"] for one in entries] == [f"r-{n}" for n in range(500)]
-    assert tuple(entries[0]) == FIELDS
+Job = Callable[[Ledger], None]
 
 
-def test_a_directory_that_is_gone_is_told_and_loses_no_line_of_the_journal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def write() -> Ledger:
-        ledger = Ledger(Journal("test", path=str(tmp_path / "none")))
-        ledger.configure(str(tmp_path / "missing"))
-        ledger.finish(record())
-        await asyncio.get_running_loop().run_in_executor(None, ledger.close)
+def keep(directory: Path, *jobs: Job, wall: Callable[[], float] = lambda: 1_800_000_000.0, **options: Any) -> Ledger:
+    """A ledger in `directory` that lives as long as the jobs take, each in a thread so that the loop runs on."""
+
+    async def live() -> Ledger:
+        ledger = Ledger(Journal("test", path=str(directory / "none")), wall=wall, **options)
+        ledger.configure(str(directory), 30 * 86400.0)
+        loop = asyncio.get_running_loop()
+        for job in jobs:
+            await loop.run_in_executor(None, job, ledger)
+        await loop.run_in_executor(None, ledger.close)
         return ledger
 
-    assert "cannot be written" in asyncio.run(write()).problem
-    assert json.loads(entry(record(model="北京")))["model"] == "北京"
+    return asyncio.run(live())
+
+
+def finish(*records: Record) -> Job:
+    def job(ledger: Ledger) -> None:
+        for one in records:
+            ledger._loop.call_soon_threadsafe(ledger.finish, one)
+        done = threading.Event()
+        ledger._loop.call_soon_threadsafe(done.set)
+        assert done.wait(10)
+
+    return job
+
+
+def until(condition: Callable[[Ledger], object], what: str) -> Job:
+    return lambda ledger: wait_until(lambda: condition(ledger), 10, what, 0.01) and None
+
+
+def entries(directory: Path) -> list[dict[str, Any]]:
+    """Every line of a ledger that is whole."""
+    files = [(name, list(auditfiles.lines(str(directory / name)))) for name in auditfiles.names(str(directory))]
+    report = auditchain.verify(files, auditfiles.head(str(directory)))
+    assert report.faults == 0, report.findings
+    return [json.loads(raw) for _, lines in files for raw in lines]
+
+
+def test_the_ledger_is_json_lines_in_files_of_days(tmp_path: Path) -> None:
+    records = [record(request_id=f"r-{n}", at=1_800_000_000.0 + n * 86400 / 250) for n in range(500)]
+    ledger = keep(tmp_path, finish(*records))
+    assert ledger.dropped == 0 and ledger.waiting == 0 and ledger.problem == ""
+    assert len(auditfiles.names(str(tmp_path))) == 3
+    found = entries(tmp_path)
+    assert [one["request_id"] for one in found] == [f"r-{n}" for n in range(500)]
+    assert tuple(found[0]) == ("v", "seq", "prev", *FIELDS, "hash")
+
+
+def test_a_call_counts_on_the_day_on_which_it_ends(tmp_path: Path) -> None:
+    midnight = 1_800_057_600.0
+    keep(tmp_path, finish(record(at=midnight - 1), record(at=midnight - 30, total_ms=60_000.0)))
+    assert auditfiles.names(str(tmp_path)) == ["usage-2027-01-15.jsonl", "usage-2027-01-16.jsonl"]
+    assert len(entries(tmp_path)) == 2
+
+
+def test_the_next_process_continues_the_chain(tmp_path: Path) -> None:
+    for _ in range(3):
+        keep(tmp_path, finish(record(), record()))
+    assert [one["seq"] for one in entries(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_cannot_be_written_waits_and_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "audit"
+
+    def mend(_ledger: Ledger) -> None:
+        place.mkdir()
+
+    ledger = keep(
+        place,
+        finish(*(record(request_id=f"r-{n}") for n in range(8))),
+        until(lambda ledger: ledger.problem and ledger.waiting == 5 and ledger.dropped == 3, "it is full"),
+        mend,
+        until(lambda ledger: not ledger.waiting, "it is written"),
+        until(lambda ledger: not ledger.problem, "the problem is over"),
+        backlog=5,
+    )
+    assert ledger.dropped == 3 and ledger.problem == ""
+    lost, *kept = entries(place)
+    assert lost["event"] == "lost" and lost["count"] == 3
+    assert [one["request_id"] for one in kept] == [f"r-{n}" for n in range(5)]
+    told = capsys.readouterr().err
+    assert told.count("cannot be written") == 1 and told.count("written again: 5 lines waited, 3 are lost") == 1
+    assert told.count("request=r-") == 5
+
+
+def test_what_is_lost_in_the_end_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path / "missing", finish(record()))
+    assert "1 lines of the usage ledger are lost" in capsys.readouterr().err
+
+
+def test_old_files_are_deleted_as_days_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [1_800_000_000.0]
+
+    def day_passes(ledger: Ledger) -> None:
+        now[0] += 86400
+        finish(record(at=now[0]))(ledger)
+        wait_until(lambda: not ledger.waiting, 10, "it is written", 0.01)
+
+    keep(tmp_path, finish(record(at=now[0])), *[day_passes] * 34, wall=lambda: now[0])
+    files = auditfiles.names(str(tmp_path))
+    assert files[0] == "usage-2027-01-19.jsonl" and files[-1] == "usage-2027-02-18.jsonl" and len(files) == 31
+    assert [one["seq"] for one in entries(tmp_path)] == list(range(5, 36))
+    told = capsys.readouterr().err
+    assert "1 files of days before" in told and "usage-2027-01-15.jsonl ends with line 1, hash " in told
+
+
+def test_a_name_that_no_text_can_hold_is_kept(tmp_path: Path) -> None:
+    keep(tmp_path, finish(record(model="\ud800\u2028北京", request_id="a\nb")))
+    assert entries(tmp_path)[0]["model"] == "\ud800\u2028北京"
 
 
 def test_metrics_count_each_call_once() -> None:
