@@ -126,7 +126,7 @@ def _show(args: argparse.Namespace, where: str) -> int:
         for entry in auditfiles.entries(where, since, _utc_day(since)):
             if entry is None:
                 unread += 1
-            elif "event" not in entry and (keys is None or entry.get("key_id") in keys):
+            elif keys is None or entry.get("key_id") in keys:
                 yield entry
 
     if args.sum:

@@ -111,11 +111,11 @@ def _list(path: str, config_path: str, now: float, as_json: bool) -> int:
         return EXIT_OK
     output.table(
         [
-            (key.id, key.name, key.state(now), _day(key.created), _day(key.expires), _use(key, uses, now),
+            (key.id, key.name, key.state(now), _day(key.expires), _use(key, uses, now),
              ", ".join(key.models) or "all", key.limits.priority, _limits(key.limits))
             for key in keys
         ],
-        ("ID", "NAME", "STATE", "CREATED", "EXPIRES", "LAST USE", "MODELS", "CLASS", "LIMITS"),
+        ("ID", "NAME", "STATE", "EXPIRES", "LAST USE", "MODELS", "CLASS", "LIMITS"),
     )  # fmt: skip
     return EXIT_OK
 

@@ -135,7 +135,8 @@ def test_keys_list_tells_the_last_use(
     assert abs(time.time() - 50 - alice["last_use"]) < 30 and bob["last_use"] is None
     _, out, _ = run(stage, capsys, "keys", "list")
     _, alice_row, bob_row = out.splitlines()
-    assert alice_row.split()[-4:-1] == ["-", alice_row.split()[-3], "ago"] and len(alice_row) <= 80
-    assert bob_row.split()[-3:] == ["-", "-", "all"]
+    expires, _, ago, *rest = alice_row.split()[-6:]
+    assert (expires, ago, rest) == ("-", "ago", ["all", "standard", "none"]) and len(alice_row) <= 80
+    assert bob_row.split()[-5:] == ["-", "-", "all", "standard", "none"]
     (stage / "config.toml").write_text(f'[audit]\ndirectory = "{stage}/x"\n[auth]\nkeys_file = "{stage}/keys.toml"\n')
     assert "  ?  " in run(stage, capsys, "keys", "list")[1]
