@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .supervisorclient import engine_argument, follow
+from .supervisorclient import engine_argument, follow, silence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,4 +15,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns when the engine is down."""
-    return follow("hold", engine=args.engine, reason=args.reason)
+    return follow("hold", silence_s=silence(True), engine=args.engine, reason=args.reason)

@@ -14,7 +14,7 @@ from appliance.host import places
 
 from . import output
 
-ANSWER_S = 150.0  # longest silence of an order that is not followed: a stop takes TimeoutStopSec= of the engine
+ANSWER_S = 150.0  # longest silence of an order that is not followed to its end
 
 
 def order(op: str, *, silence_s: float = ANSWER_S, **fields: object) -> Iterator[Mapping[str, object]]:
@@ -97,7 +97,7 @@ def wait_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def silence(wait: bool) -> float:
-    """The silence to bear: a model may load for an hour without news."""
+    """The silence to bear: a model may load for an hour without news. The deadline itself is the supervisor's."""
     return 4000.0 if wait else ANSWER_S
 
 

@@ -165,7 +165,7 @@ ROWS: tuple[Row, ...] = (
         "restart", 512 * MIB, 64 * TIB, word=("", None)),
     Row("engine.priority", "int", 0, "Start order of engines that share a GPU: lower first.", "10", "live", -1000,
         1000),
-    Row("engine.startup_timeout", "duration", HOUR, "The longest start before systemd gives up.", '"30m"', "live", 30,
+    Row("engine.startup_timeout", "duration", HOUR, "The longest start before it is given up.", '"30m"', "live", 30,
         7 * DAY),
     Row("engine.env", "env", {}, "Extra environment of the engine.", '{ NCCL_P2P_DISABLE = "1" }', "restart"),
     Row("engine.remote", "urls", (), "Base URLs of engines elsewhere, each a replica, instead of one that runs here.",

@@ -12,7 +12,7 @@ from appliance.config.model import Config
 from appliance.host import notify, places
 from appliance.host.journal import ERR, WARNING
 from appliance.units.render import engine_digest
-from appliance.wire.vllmargs import SHUTDOWN_S, launch_plan
+from appliance.wire.vllmargs import launch_plan, shutdown_s
 
 from . import weights
 from .device import device_of, own_gpus, present_gpus
@@ -77,9 +77,7 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
         report.ended(verdict, None, requested=False, served=False)
         return verdict.exit_status
     if limits is None:
-        grace = engine.vllm.get("shutdown_timeout", SHUTDOWN_S)
-        stop = (float(grace) if isinstance(grace, (int, float)) else SHUTDOWN_S) + STOP_MARGIN_S
-        limits = Limits(start=engine.startup_timeout, stop=stop)
+        limits = Limits(start=engine.startup_timeout, stop=shutdown_s(engine) + STOP_MARGIN_S)
     return Launcher(plan, report, limits).run()
 
 

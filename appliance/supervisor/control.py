@@ -30,13 +30,15 @@ from appliance.host.journal import NOTICE, message_id
 from appliance.policy import orders
 from appliance.policy.reconcile import RUNNING, Desired, Seen, UnitState, View
 from appliance.policy.restart import Record
+from appliance.units.render import STOP_MARGIN_S
+from appliance.wire.vllmargs import SHUTDOWN_S, shutdown_s
 
 from .daemon import Daemon
 from .observe import Observation, desired_of
 
 READ_DEADLINE_S = 5.0
 FIRST_LOOK_S = 15.0
-HOLD_DEADLINE_S = 120.0  # an engine's TimeoutStopSec= and some
+HOLD_MARGIN_S = 45.0  # on top of an engine's TimeoutStopSec=
 FOLLOW_DEADLINE_S = 3600.0
 LINE_LIMIT = 16384
 
@@ -142,7 +144,7 @@ class Control:
         daemon.ordered()
         who = ", ".join(instances)
         if op == "hold":
-            return await self._follow(instances, writer, queue, HOLD_DEADLINE_S, down=True)
+            return await self._follow(instances, writer, queue, self._stop_s(instances), down=True)
         if request.get("wait") is True:
             return await self._follow(instances, writer, queue, limit)
         return True, f"{who}: {'restart' if op == 'restart' else 'start'} is under way"
@@ -244,6 +246,13 @@ class Control:
         if held and not with_held:
             raise Failed(f"{held[0]} is held: {daemon.holds[held[0]][1]}; llm-appliance resume {held[0]}")
         return found
+
+    def _stop_s(self, instances: Sequence[str]) -> float:
+        """How long the stop of these engines may take; systemd kills what takes longer."""
+        config = self._daemon.effective.config
+        engines = [config.engine_of(instance) for instance in instances] if config is not None else []
+        graces = [shutdown_s(engine) for engine in engines if engine is not None]
+        return max([SHUTDOWN_S, *graces]) + STOP_MARGIN_S + HOLD_MARGIN_S
 
     def _fleet(self) -> dict[str, object]:
         daemon = self._daemon

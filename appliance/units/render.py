@@ -19,9 +19,14 @@ from dataclasses import asdict
 from appliance import names
 from appliance.config.model import Config, Engine, Gateway
 from appliance.config.placement import gpus_of
+from appliance.wire.vllmargs import SHUTDOWN_S, shutdown_s
 
 ENGINE_TEMPLATE = "/usr/lib/systemd/system/llm-engine@.service"
-STARTUP_TIMEOUT = 3600.0  # TimeoutStartSec= of the template
+# systemd's limits are the net behind the launcher's, so they are longer: an engine that the launcher gives up has its
+# stacks printed and a verdict, one that systemd stops looks as if somebody had asked for it. Without the margins the
+# template's TimeoutStartSec= and TimeoutStopSec= are those of an untouched engine.
+START_MARGIN_S = 60.0  # to end what did not come up: three seconds for the stacks, 20 s for what is in a driver call
+STOP_MARGIN_S = 45.0  # the launcher's 15 s on top of vLLM's own grace, 20 s to kill, and some
 CPU_SHM = "2G"
 # Trees that the sandbox of the units replaces by empty ones.
 HOMES = ("/home", "/root", "/run/user")
@@ -91,6 +96,8 @@ def _engine(config: Config, instance: str, source: str) -> str:
     ]
     if engine.memory_max is not None:
         lines.append(f"MemoryMax={engine.memory_max}")
+    if shutdown_s(engine) != SHUTDOWN_S:
+        lines.append(f"TimeoutStopSec={shutdown_s(engine) + STOP_MARGIN_S:.0f}")
     model = names.model_directory(engine.model, config.models.directory, config.models.source)
     lines += [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in _hidden([model, *_paths(engine.vllm)])]
     # A model that is still to be fetched is no failure: the unit is skipped, and started when the model is there.
@@ -113,8 +120,8 @@ def _start(config: Config, instance: str) -> str:
     order = config.local_instances
     earlier = [other for other in order[: order.index(instance)] if _share(config, instance, other)]
     lines = []
-    if engine.startup_timeout != STARTUP_TIMEOUT:
-        lines.append(f"TimeoutStartSec={engine.startup_timeout:g}")
+    if engine.startup_timeout != Engine().startup_timeout:
+        lines.append(f"TimeoutStartSec={engine.startup_timeout + START_MARGIN_S:.0f}")
     after = [f"After={names.engine_unit(other)}" for other in earlier]
     return _text("", "Service", lines, after) if lines or after else ""
 

@@ -20,7 +20,9 @@ from appliance import names
 from appliance.config.model import Config, Engine
 from appliance.wire import vllmflags
 
-SHUTDOWN_S = 30  # vLLM lets running requests finish for so long after SIGTERM; the unit's TimeoutStopSec= is above it
+SHUTDOWN_S = (
+    30  # vLLM lets running requests finish for so long after SIGTERM, unless `shutdown_timeout` says more or less
+)
 SOCKET_PATH_MAX = 107  # sockaddr_un holds 108 bytes with the final NUL
 _IPC_NAME = 37  # "/" and the uuid that vLLM names its inner sockets by
 
@@ -92,6 +94,12 @@ def launch_plan(
     env |= _cuda(gpus) if device == "cuda" else _cpu(config, instance, flags, tuple(cores) or tuple(range(cpus)))
     env |= {key: value for key, value in engine.env.items() if key not in KEPT}
     return LaunchPlan(argv, env, socket, (f"{cache}/{instance}", inner))
+
+
+def shutdown_s(engine: Engine) -> float:
+    """vLLM's own grace for running requests after SIGTERM; the launcher and the unit wait longer than that."""
+    given = engine.vllm.get("shutdown_timeout", SHUTDOWN_S)
+    return float(given) if isinstance(given, (int, float)) else float(SHUTDOWN_S)
 
 
 def _flags(engine: Engine, device: Literal["cuda", "cpu"], gpus: Sequence[str]) -> dict[str, object]:

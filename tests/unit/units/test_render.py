@@ -10,7 +10,10 @@ import pytest
 from appliance import names
 from appliance.config import source
 from appliance.config.model import Config, Engine, Gateway, Models, Runtime
-from appliance.units.render import ENGINE_TEMPLATE, engine_digest, units
+from appliance.engine.launcher import Limits
+from appliance.engine.main import STOP_MARGIN_S as LAUNCHER_MARGIN_S
+from appliance.units.render import ENGINE_TEMPLATE, START_MARGIN_S, STOP_MARGIN_S, engine_digest, units
+from appliance.wire.vllmargs import SHUTDOWN_S
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 GOLDEN = CORPUS / "units"
@@ -180,7 +183,32 @@ def test_a_drop_in_repeats_what_the_template_mounts() -> None:
     text = (units(Config())["llm-engine@default.service.d/50-appliance.conf"] or "").splitlines()
     assert kept
     assert [line for line in text if line.startswith("TemporaryFileSystem=/") and "/dev/shm" not in line] == kept
-    assert "TimeoutStartSec=1h" in template  # the default that is left out
+
+
+def test_systemds_limits_are_longer_than_the_launchers() -> None:
+    """What is left out for an untouched engine stands in the template."""
+    template = (Path(__file__).resolve().parents[3] / "systemd/llm-engine@.service").read_text().splitlines()
+    assert f"TimeoutStartSec={Engine().startup_timeout + START_MARGIN_S:.0f}" in template
+    assert f"TimeoutStopSec={SHUTDOWN_S + STOP_MARGIN_S:.0f}" in template
+    limits = Limits(start=1.0)
+    assert limits.orphan + limits.kill + limits.output < START_MARGIN_S
+    assert limits.stop - SHUTDOWN_S + limits.kill + limits.output < STOP_MARGIN_S
+    assert limits.stop - SHUTDOWN_S == LAUNCHER_MARGIN_S
+
+
+@pytest.mark.parametrize(
+    ("engine", "lines"),
+    [
+        (Engine(), []),
+        (Engine(startup_timeout=90.0), ["TimeoutStartSec=150"]),
+        (Engine(vllm={"shutdown_timeout": 30}), []),
+        (Engine(vllm={"shutdown_timeout": 600}), ["TimeoutStopSec=645"]),
+        (Engine(vllm={"shutdown_timeout": 0}), ["TimeoutStopSec=45"]),
+    ],
+)
+def test_the_units_limits_follow_the_engines(engine: Engine, lines: list[str]) -> None:
+    text = "".join(text or "" for text in units(Config(engines=(engine,))).values())
+    assert [line for line in text.splitlines() if line.startswith("Timeout")] == lines
 
 
 @pytest.mark.parametrize(
