@@ -63,6 +63,7 @@ def test_units_and_what_goes_with_them_have_their_places(files: dict[str, str]) 
         "usr/lib/tmpfiles.d/llm-appliance.conf",
         "usr/lib/systemd/catalog/llm-appliance.catalog",
         "etc/llm-appliance/config.toml",
+        "etc/llm-appliance/config.d",
         "usr/share/doc/llm-appliance/examples/config.toml",
         "usr/share/doc/llm-appliance/README.md",
         "usr/share/man/man1/llm-appliance.1.gz",
