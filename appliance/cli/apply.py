@@ -23,8 +23,9 @@ from appliance.config.model import Config
 from appliance.errors import EXIT_OK, ConfigInvalid, Failed, Unreachable
 from appliance.host import files, modelstore, places, systemd
 
-from . import completion, output
+from . import output
 from .changes import RESTART, Costs, costs, lines
+from .runtimejob import run_job
 from .supervisorclient import follow, silence
 
 GATEWAY_DEADLINE_S = 180.0  # a drain takes up to TimeoutStopSec= of the gateway
@@ -65,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
 def _apply(path: str, config: Config, price: Costs) -> int:
     missing = _missing(config)
     if missing or price.runtime:
-        completion.complete(missing or "another runtime is wanted")
+        _complete(missing or "another runtime is wanted")
     _remember(path)
     done = systemd.ask(systemd.daemon_reload(), RELOAD_DEADLINE_S)
     if done.status != 0:
         raise Failed(f"systemctl daemon-reload: {done.errors.strip()}", hint="journalctl -b -p err")
     if price.gateway:
         _gateway(price.gateway == RESTART)
+    systemd.ask(systemd.change("restart", names.CONFIG_CHECK_UNIT))  # red for a bad file, and for no longer than that
     try:
         return follow("apply", silence_s=silence(True))
     except Unreachable as error:
@@ -118,6 +120,15 @@ def _missing(config: Config) -> str:
         elif standing != modelstore.READY:
             return f"model {model.model}: {standing}"
     return ""
+
+
+def _complete(why: str) -> None:
+    """Have the runtime's unit fetch and build what is missing. Raises Failed, Unreachable."""
+    print(f"{why}: {names.RUNTIME_UNIT} completes it", flush=True)
+    try:
+        run_job(lambda sentence: print(f"  {output.clean(sentence)}", flush=True))
+    except Failed as error:
+        raise Failed(f"nothing was applied: {error.message}", hint=error.hint) from error
 
 
 def _remember(path: str) -> None:

@@ -54,7 +54,7 @@ def _values(lines: Iterator[bytes]) -> Iterator[Mapping[str, object]]:
 
 
 def follow(op: str, *, silence_s: float = ANSWER_S, **fields: object) -> int:
-    """Give an order, print what happens, return the exit status: 0 done, 1 not."""
+    """Give an order, print what happens, return the exit status: 0 done, else why not, in the supervisor's word."""
     for event in order(op, silence_s=silence_s, **fields):
         if event.get("done"):
             return _end(event)
@@ -83,7 +83,8 @@ def _end(event: Mapping[str, object]) -> int:
             print(message)
         return EXIT_OK
     output.note(f"llm-appliance: {message or 'the supervisor refused'}")
-    return EXIT_FOUND
+    status = event.get("status")
+    return status if isinstance(status, int) and status else EXIT_FOUND
 
 
 def engine_argument(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from appliance import clock
 from appliance.config import source
-from appliance.errors import ApplianceError, ConfigInvalid, Failed, UsageError
+from appliance.errors import EXIT_FOUND, ApplianceError, ConfigInvalid, Failed, UsageError
 from appliance.host import proc
 from appliance.host.journal import NOTICE, message_id
 from appliance.policy import orders
@@ -79,14 +79,15 @@ class Control:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        status = EXIT_FOUND
         try:
             request = await _read(reader)
             ok, message = await self._do(request, _peer(writer), writer)
         except ApplianceError as error:
-            ok, message = False, error.message
+            ok, message, status = False, error.message, error.exit_status
         except OSError as error:
             ok, message = False, f"the supervisor cannot write its state: {error}"
-        await _send(writer, {"done": True, "ok": ok, "message": message})
+        await _send(writer, {"done": True, "ok": ok, "message": message} | ({} if ok else {"status": status}))
 
     async def _do(self, request: Mapping[str, object], uid: int, writer: asyncio.StreamWriter) -> tuple[bool, str]:
         op = request.get("op")

@@ -123,6 +123,10 @@ class Stage:
         self._put(names.engine_verdict(instance, str(self.run)), verdict)
         self.systemd.die(unit(instance), status)
 
+    def runtime(self, **state: object) -> None:
+        """The builder says how far it is."""
+        self._put(str(self.run / "runtime/state.json"), {"models": {}, **state})
+
     def _put(self, path: str, value: dict[str, object]) -> None:
         Path(path).parent.mkdir(exist_ok=True)
         files.replace_json(path, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from appliance.host import files
 from tests.support.stage import CHAT, EMBED, LIMIT, ROOT, Stage, staged, unit
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="apply is for root")
@@ -88,7 +88,7 @@ def test_hold_resume_restart(stage: Stage) -> None:
     assert call(stage, "restart", "embed").returncode == 0
     stage.wait_started(2, "embed")
     unknown = call(stage, "restart", "chta")
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2
     assert "chat, embed" in unknown.stderr
 
 
@@ -127,7 +127,8 @@ def test_apply_takes_effect_and_is_remembered(stage: Stage) -> None:
     assert "hf_secret" not in planned.stdout + done.stdout + stage.journal
     assert stage.starts("embed") == 1
     verbs = [verb for verb, *_ in stage.systemd.calls[len(before) :]]
-    assert verbs == ["daemon-reload", "reload-or-restart", "restart"]
+    assert verbs == ["daemon-reload", "reload-or-restart", "restart", "restart"]
+    assert ["restart", "llm-config-check.service"] in stage.systemd.calls[len(before) :]
     assert "hf_secret" in kept.read_text()
 
 
@@ -161,7 +162,7 @@ def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage
     done = call(stage, "apply")
     assert done.returncode == 0, done.stderr
     assert "open connections drop" in done.stdout
-    restarts = [units for verb, *units in stage.systemd.calls if verb == "restart"]
+    restarts = [units for verb, *units in stage.systemd.calls if verb == "restart" and "llm-gateway.service" in units]
     assert restarts == [["llm-gateway.socket", "llm-gateway-admin.socket", "llm-gateway.service"]]
 
 
@@ -169,9 +170,10 @@ def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage
 def test_a_missing_model_is_fetched_first(still: Stage) -> None:
     """A run that began before the edit is waited for, then there is another one."""
     still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\n')
-    still.systemd.set("llm-runtime.service", ActiveState="activating", SubState="start", StatusText="building (40 %)")
+    still.systemd.set("llm-runtime.service", ActiveState="activating", SubState="start")
     still.start()
     applying = Calling(still, "apply")
+    still.runtime(phase="downloading", message="building (40 %)")
     still.wait(
         lambda: "model builtin:smollm2-135m" in still.fleet().get("reason", ""), "the engine waits for its model"
     )
@@ -197,8 +199,7 @@ def test_a_model_that_cannot_be_fetched_ends_it_with_nothing_applied(still: Stag
     still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\n')
     applying = Calling(still, "apply")
     still.wait(lambda: ["start", "llm-runtime.service"] in still.systemd.calls, "the runtime is asked for")
-    (still.run / "runtime").mkdir()
-    files.replace_json(still.run / "runtime/state.json", {"phase": "failed", "message": "the index does not answer"})
+    still.runtime(phase="failed", message="the index does not answer")
     still.systemd.die("llm-runtime.service", 1)
     done = applying.result()
     assert done.returncode == 1
@@ -344,6 +345,9 @@ def test_another_program_on_the_gateways_port_is_named(still: Stage, gateway: Ga
 
 
 def test_status_without_a_gateway_tells_what_the_files_say(stage: Stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # a port that nobody answers at, whatever else runs here
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    stage.write(f'[gateway]\nadmin_listen = "{address}"\n' + CHAT + EMBED)
     done = call(stage, "status")
     assert done.returncode == 3
     assert "unreachable" in done.stdout.splitlines()[0]

@@ -133,6 +133,20 @@ def test_a_unit_that_fails_gives_its_reason(machine: Machine) -> None:
     assert "llm-appliance: the index cannot be asked (check the network)" in err
 
 
+def test_a_run_that_was_asked_for_before_is_waited_for(machine: Machine) -> None:
+    """A start would join the run that is under way, which knows nothing of the new wish."""
+    machine.systemd.set(UNIT, ActiveState="activating", SubState="start")
+    process = machine.start("runtime", "install")
+    assert process.stderr is not None
+    assert "at work already" in process.stderr.readline()
+    machine.systemd.set(UNIT, ActiveState="activating", SubState="auto-restart", Result="exit-code")
+    wait_until(lambda: ["restart", UNIT] in machine.systemd.calls, LIMIT, "another run", 0.02)
+    machine.tell(phase="complete", message="all is in place")
+    machine.systemd.set(UNIT, ActiveState="inactive", SubState="dead", Result="success")
+    _, err = process.communicate(timeout=LIMIT)
+    assert (process.returncode, err) == (0, "all is in place\n")
+
+
 def test_models_of_the_machine(machine: Machine) -> None:
     machine.model("huggingface/old/y")
     machine.tell(phase="failed", message="no", models={"org/x": "the hub cannot be reached"})
