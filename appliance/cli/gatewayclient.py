@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 
 from appliance import names
 from appliance.config import source
 from appliance.errors import Unreachable
 from appliance.host import places
+from appliance.host.unixhttp import UnixConnection
 
 DEADLINE_S = 5.0
-
-
-class _Unix(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=DEADLINE_S)
-        self._path = path
-
-    def connect(self) -> None:
-        """Open the socket."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def read_status(config_path: str) -> dict[str, object]:
@@ -41,7 +27,7 @@ def read_status(config_path: str) -> dict[str, object]:
             tried.append(f"{address}: {_words(error)}")
     path = places.from_environment().under_run(names.GATEWAY_SOCKET)
     try:
-        return _get(_Unix(path))
+        return _get(UnixConnection(path, DEADLINE_S))
     except (OSError, ValueError, http.client.HTTPException) as error:
         tried.append(f"{path}: {_words(error)}")
     raise Unreachable(f"the gateway does not answer ({'; '.join(tried)})", hint="systemctl status llm-gateway")

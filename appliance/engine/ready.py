@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from appliance.host.unixhttp import UnixConnection
+
 POLL_S = 0.5  # between two attempts to connect; the socket is bound long before anyone listens on it
 RETRY_S = 2.0  # after an answer that was no success
 REQUEST_LIMIT_S = 900.0  # the first request compiles kernels on some GPUs
@@ -70,19 +72,6 @@ WORKS: tuple[Work, ...] = (
 )  # fmt: skip
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def listening(path: str) -> bool:
     """Whether someone accepts on the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -114,7 +103,7 @@ def attempt(path: str, model: str, limit_s: float = REQUEST_LIMIT_S) -> Outcome 
 
 
 def _ask(path: str, work: Work, model: str, limit_s: float) -> tuple[int, dict[str, Any]]:
-    connection = _Connection(path, limit_s)
+    connection = UnixConnection(path, limit_s)
     try:
         kind, body = work.body(model)
         connection.request("POST", work.path, body, {"Content-Type": kind, "X-Request-Id": "llm-appliance-ready"})
@@ -138,6 +127,7 @@ class Probe:
     def __init__(self, path: str, model: str, told: Callable[[Outcome | None], None]) -> None:
         self._path, self._model, self._told = path, model, told
         self._stop = threading.Event()
+        self._telling = threading.Lock()
         # A daemon: a request that never ends must not keep the launcher from ending.
         self._thread = threading.Thread(target=self._run, name="readiness", daemon=True)
 
@@ -146,17 +136,23 @@ class Probe:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more attempts; one that is under way ends with the engine."""
-        self._stop.set()
+        """No more attempts; one that is under way ends with the engine. After this `told` is not called any more."""
+        with self._telling:
+            self._stop.set()
+
+    def _tell(self, outcome: Outcome | None) -> None:
+        with self._telling:
+            if not self._stop.is_set():
+                self._told(outcome)
 
     def _run(self) -> None:
         while not listening(self._path):
             if self._stop.wait(POLL_S):
                 return
-        self._told(None)
+        self._tell(None)
         while not self._stop.is_set():
             outcome = attempt(self._path, self._model)
             if outcome is not None:
-                self._told(outcome)
+                self._tell(outcome)
                 return
             self._stop.wait(RETRY_S)

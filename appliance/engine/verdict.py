@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance import names
+from appliance.policy.failure import signal_name
 from appliance.quantity import format_duration
 from appliance.wire.vllmcauses import Cause, cause_of
 from appliance.wire.vllmlog import Line
@@ -20,7 +21,6 @@ LASTING = frozenset(
 )
 QUOTED_LINES = 60  # of the log in a verdict: from a little before the line that gave the cause
 _BEFORE = 15
-_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _from_status(ending: Ending) -> Cause:
     if signal == 4 and not ending.served:
         return Cause("start-failed", "vLLM was stopped by SIGILL: this CPU lacks instructions its build needs", "", -1)
     if signal is not None:
-        how = f"was ended by {_SIGNALS.get(signal, f'signal {signal}')}"
+        how = f"was ended by {signal_name(signal)}"
     else:
         how = "cannot be ended" if code is None else f"exited with status {code}"
     if ending.served:

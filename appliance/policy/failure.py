@@ -14,6 +14,7 @@ Later evidence (cgroup counters, kernel lines, GPU readings) takes its place abo
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from appliance import names
@@ -22,7 +23,6 @@ from .causes import CAUSES, ENVELOPES, UNKNOWN_CAUSE, Remedy
 
 EXITED, KILLED, DUMPED = 1, 2, 3  # waitid(2): CLD_*, as systemd's ExecMainCode
 _UNIT_SETUP = range(200, 250)  # systemd.exec(5): the unit's own set-up failed, our program never ran
-_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,13 @@ class Failure:
     remedy: Remedy
     reason: str
 
-    @property
-    def advice(self) -> str:
-        """What the operator can do."""
-        return CAUSES[self.cause].advice
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 99` for a number that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def failure_of(end: Exit, verdict: Verdict | None = None) -> Failure | None:
@@ -104,7 +107,7 @@ def _of_status(status: int, named: str) -> str:
 
 def _facts(end: Exit) -> str:
     if end.code in (KILLED, DUMPED):
-        return f"its launcher ended by {_SIGNALS.get(end.status, f'signal {end.status}')}, result {end.result}"
+        return f"its launcher ended by {signal_name(end.status)}, result {end.result}"
     if end.code == EXITED and end.status in _UNIT_SETUP:
         return f"systemd could not start the launcher, status {end.status}"
     if end.code == EXITED:

@@ -89,3 +89,33 @@ def test_the_probe_tells_its_two_steps() -> None:
         Probe(path, "m", tell).start()
         assert done.wait(5.0)
     assert told == [None, Outcome(True, "one token was made")]
+
+
+class Slow(dict[str, tuple[int, Any]]):
+    """Routes whose first request for a token waits until the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__({"/v1/completions": (200, TOKEN)})
+        self.asked, self.released = threading.Event(), threading.Event()
+
+    def get(self, path: str, default: Any = None) -> Any:
+        if path == "/v1/completions":
+            self.asked.set()
+            assert self.released.wait(5.0)
+        return super().get(path, default)
+
+
+def test_a_stopped_probe_tells_nothing_more() -> None:
+    """The launcher closes its end then: the descriptor's number may be another file's."""
+    told: list[Outcome | None] = []
+    routes = Slow()
+    with server(routes) as path:
+        probe = Probe(path, "m", told.append)
+        probe.start()
+        assert routes.asked.wait(5.0)
+        probe.stop()
+        routes.released.set()
+        thread = next(thread for thread in threading.enumerate() if thread.name == "readiness")
+        thread.join(5.0)
+        assert not thread.is_alive()
+    assert told == [None]
