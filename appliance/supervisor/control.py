@@ -36,7 +36,7 @@ from appliance.wire.vllmargs import SHUTDOWN_S, shutdown_s
 from .daemon import Daemon
 from .observe import Observation, desired_of
 
-READ_DEADLINE_S = 5.0
+READ_DEADLINE_S = SEND_DEADLINE_S = 5.0
 FIRST_LOOK_S = 15.0
 HOLD_MARGIN_S = 45.0  # on top of an engine's TimeoutStopSec=
 FOLLOW_DEADLINE_S = 3600.0
@@ -85,6 +85,8 @@ class Control:
             ok, message = await self._do(request, _peer(writer), writer)
         except ApplianceError as error:
             ok, message, status = False, error.message, error.exit_status
+        except ConnectionError:
+            raise  # nobody is there to be told
         except OSError as error:
             ok, message = False, f"the supervisor cannot write its state: {error}"
         await _send(writer, {"done": True, "ok": ok, "message": message} | ({} if ok else {"status": status}))
@@ -306,5 +308,9 @@ async def _read(reader: asyncio.StreamReader) -> Mapping[str, object]:
 
 
 async def _send(writer: asyncio.StreamWriter, value: Mapping[str, object]) -> None:
+    """One line. Raises ConnectionError for a caller that left or does not read."""
     writer.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
-    await asyncio.wait_for(writer.drain(), READ_DEADLINE_S)
+    try:
+        await asyncio.wait_for(writer.drain(), SEND_DEADLINE_S)
+    except asyncio.TimeoutError:
+        raise ConnectionAbortedError("the caller does not read") from None
