@@ -125,14 +125,21 @@ def _load(files: list[str]) -> Effective:
             problems.append(_syntax(file, text, str(error)))
         except RecursionError:
             problems.append(Problem("", "is nested too deeply", file=file))
+        except ValueError as error:  # a number of thousands of digits
+            problems.append(Problem("", f"is not TOML: {error}", "no setting needs that", file=file))
     read = tuple(files)
     if problems:
         digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return Effective(config=None, problems=tuple(problems), files=read, text_digest=digest)
-    config, found = parse(merged.raw, merged.place)
+    try:
+        config, found = parse(merged.raw, merged.place)
+        canonical = json.dumps(merged.raw, sort_keys=True, default=str, separators=(",", ":"))
+    except Exception as error:  # a fault of the parser's is a problem of the file, too: what runs does not pay for it
+        fault = f"cannot be judged: {type(error).__name__}: {error}"
+        config, found = None, (Problem("", fault, "a fault of the program; take back the last edit", file=read[-1]),)
+        canonical = "\0".join(texts)
     order = {file: number for number, file in enumerate(files)}
     found = tuple(sorted(found, key=lambda problem: (order.get(problem.file or "", -1), problem.line or 0)))
-    canonical = json.dumps(merged.raw, sort_keys=True, default=str, separators=(",", ":"))
     return Effective(
         config=config, problems=found, origin="none" if config is None else "file", files=read,
         text_digest=hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:16],

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from appliance.wire.vllmlegacy import LEGACY as LEGACY
 from appliance.wire.vllmlegacy import REFUSED as REFUSED
@@ -128,7 +128,7 @@ def _nearest(flag: str, known: Table) -> str:
     return f"did you mean {near[0]}?" if near else "llm-appliance config explain engine.vllm lists them"
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -141,7 +141,7 @@ _KINDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "bool": (lambda v: isinstance(v, bool), "write true or false"),
     "switch": (lambda v: isinstance(v, bool), "write true or false"),
     "int": (_is_int, "write a whole number without quotes"),
-    "float": (lambda v: isinstance(v, float) or _is_int(v), "write a number without quotes"),
+    "float": (lambda v: isinstance(v, float) or (_is_int(v) and abs(v) < 1 << 53), "write a number without quotes"),
     "human": (
         lambda v: _is_int(v) or (isinstance(v, str) and (v == "auto" or _HUMAN.fullmatch(v) is not None)),
         'write a whole number, or text like "8k"',

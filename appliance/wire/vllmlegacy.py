@@ -36,7 +36,7 @@ def nested(flag: str, key: str) -> Legacy:
     )
 
 
-_TASKS: Mapping[object, Flags] = {
+_TASKS: Mapping[str, Flags] = {
     "auto": {},
     "generate": {"runner": "generate"},
     "transcription": {"runner": "generate"},
@@ -58,7 +58,7 @@ LEGACY: Mapping[str, Legacy] = {
     "disable_log_requests": dropped("vLLM logs no requests unless told to"),
     "task": Legacy(
         "vLLM takes runner (and convert) instead of task; it is passed on that way",
-        lambda value: dict(_TASKS.get(value, {})),
+        lambda value: dict(_TASKS.get(value, {})) if isinstance(value, str) else {},
     ),
     "device": dropped("[runtime] device and the engine's gpus choose the device"),
     "guided_decoding_backend": nested("structured_outputs_config", "backend"),

@@ -161,3 +161,21 @@ def test_a_windows_file_and_a_byte_order_mark_are_read(config: Path) -> None:
     config.write_bytes(b"\xef\xbb\xbf[auth]\r\nrequired = true\r\nx = 1\r\n")
     [problem] = source.load(str(config)).problems
     assert (problem.line, problem.key) == (3, "auth.x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[gateway.admission]\nqueue_size = 1{'0' * 5000}\n",
+        f"[gateway.admission]\nqueue_size = 0x1{'0' * 5000}\n",
+        '[[engine]]\n[engine.vllm]\ntask = [["embed"]]\ngpu_memory_utilization = 1' + "0" * 400 + "\n",
+    ],
+)
+def test_no_value_is_strange_enough_to_raise(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("")
+    (tmp_path / "last-good.toml").write_text("")
+    file.write_text(text)
+    found = source.effective(str(file))
+    assert found.errors and found.origin == "last-good"
+    assert all(problem.file == str(file) for problem in found.errors)

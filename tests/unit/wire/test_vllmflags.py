@@ -190,3 +190,13 @@ Group:
             "width": {"is": "size"},
         },
     }  # fmt: skip
+
+
+STRANGE = [[], {}, ["a"], {"a": [1]}, 1.5, float("nan"), True, "x", -1, 10**400, [[1], [{}]], "\0"]
+
+
+@pytest.mark.parametrize("flag", ["", "zzz", *LEGACY, *REFUSED, *vllmflags.table().flags])
+def test_no_value_of_a_flag_raises(flag: str) -> None:
+    for value in STRANGE:
+        clean, findings = vllmflags.check({flag: value})
+        assert clean or findings, (flag, value)
