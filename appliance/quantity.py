@@ -1,4 +1,4 @@
-"""Durations, sizes and UNKNOWN: parse what people write, print what people read.
+"""Durations, sizes, signals and UNKNOWN: parse what people write, print what people read.
 
 A duration is a float in seconds, a size an int in bytes. UNKNOWN is a reading that a sensor did not give: it is not
 zero, compares equal only to itself, and has no order; code that meets it must say what it does with it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+import signal
 from typing import Final, TypeAlias, TypeVar, Union
 
 
@@ -80,3 +81,11 @@ def format_size(count: int) -> str:
             break
         size, unit = size / 1024, bigger
     return f"{size:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def format_signal(number: int) -> str:
+    """`SIGKILL` for 9; `signal 99` for a number that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance import names
-from appliance.policy.failure import signal_name
-from appliance.quantity import format_duration
+from appliance.quantity import format_duration, format_signal
 from appliance.wire.vllmcauses import Cause, cause_of
 from appliance.wire.vllmlog import Line
 
@@ -77,7 +76,7 @@ def _from_status(ending: Ending) -> Cause:
     if signal == 4 and not ending.served:
         return Cause("start-failed", "vLLM was stopped by SIGILL: this CPU lacks instructions its build needs", "", -1)
     if signal is not None:
-        how = f"was ended by {signal_name(signal)}"
+        how = f"was ended by {format_signal(signal)}"
     else:
         how = "cannot be ended" if code is None else f"exited with status {code}"
     if ending.served:

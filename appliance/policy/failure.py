@@ -14,10 +14,10 @@ Later evidence (cgroup counters, kernel lines, GPU readings) takes its place abo
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from appliance import names
+from appliance.quantity import format_signal
 
 from .causes import CAUSES, ENVELOPES, UNKNOWN_CAUSE, Remedy
 
@@ -51,14 +51,6 @@ class Failure:
     cause: str
     remedy: Remedy
     reason: str
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 99` for a number that has no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def failure_of(end: Exit, verdict: Verdict | None = None) -> Failure | None:
@@ -107,7 +99,7 @@ def _of_status(status: int, named: str) -> str:
 
 def _facts(end: Exit) -> str:
     if end.code in (KILLED, DUMPED):
-        return f"its launcher ended by {signal_name(end.status)}, result {end.result}"
+        return f"its launcher ended by {format_signal(end.status)}, result {end.result}"
     if end.code == EXITED and end.status in _UNIT_SETUP:
         return f"systemd could not start the launcher, status {end.status}"
     if end.code == EXITED:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from appliance.quantity import format_signal
 from appliance.wire.vllmlog import ERR, Line, announces_death
 from appliance.wire.vllmsignatures import SIGNATURES, Signature
 
@@ -32,7 +33,6 @@ class Cause(NamedTuple):
 
 _QUOTED = ("    ", '  File "')
 _KV_KNOWN = re.compile(r"Available KV cache memory|Explicitly set .* for KV cache|\w+ KV cache size:")
-_SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
 _RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt))\b")
 
 
@@ -89,7 +89,10 @@ def _oom(before: Sequence[Line], after: Sequence[Line], served: bool, groups: li
 
 def _worker(before: Sequence[Line], after: Sequence[Line], served: bool, groups: list[str]) -> Refined:
     code = int(groups[1]) if re.fullmatch(r"-?\d+", groups[1]) else None
-    groups[1] = "its exit status is not known" if code is None else _SIGNALS.get(code, f"exit status {code}")
+    if code is None:
+        groups[1] = "its exit status is not known"
+    else:
+        groups[1] = format_signal(-code) if code < 0 else f"exit status {code}"
     # A worker that touches a page of a full /dev/shm gets SIGBUS and has no time for a word.
     return ("shm-full" if code == -7 else "worker-died"), {}
 

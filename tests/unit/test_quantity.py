@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.quantity import UNKNOWN, format_duration, format_size, parse_duration, parse_size
+from appliance.quantity import UNKNOWN, format_duration, format_signal, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,8 @@ def test_unknown_is_not_a_truth_value() -> None:
     with pytest.raises(TypeError):
         bool(UNKNOWN)
     assert repr(UNKNOWN) == "UNKNOWN"
+
+
+@pytest.mark.parametrize(("number", "text"), [(9, "SIGKILL"), (7, "SIGBUS"), (99, "signal 99"), (0, "signal 0")])
+def test_format_signal(number: int, text: str) -> None:
+    assert format_signal(number) == text
