@@ -1,7 +1,7 @@
 """Where live state and kept state lie: the packaged paths, or other directories for development and tests.
 
-LLM_APPLIANCE_RUN and LLM_APPLIANCE_STATE move what is below `/run/llm-appliance` and `/var/lib/llm-appliance`, for
-gateway, supervisor and command line alike. No packaged unit sets them.
+LLM_APPLIANCE_RUN and LLM_APPLIANCE_STATE move what is below `/run/llm-appliance` and `/var/lib/llm-appliance`, for all
+processes and for the command line alike. No packaged unit sets them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +86,7 @@ def local(bench: Bench, more: str = "") -> str:
     )
 
 
-def test_a_complete_wheelhouse_needs_no_network_and_the_second_start_is_quick(bench: Bench) -> None:
+def test_a_complete_wheelhouse_needs_no_network_and_the_second_start_does_nothing(bench: Bench) -> None:
     bench.configure(local(bench))
     told, log = bench.build()
     assert told["phase"] == "complete"
@@ -111,9 +110,7 @@ def test_a_complete_wheelhouse_needs_no_network_and_the_second_start_is_quick(be
     assert [path for path in built if not path.stat().st_mode & 0o004] == []
 
     before = (current / ".complete").stat().st_mtime_ns
-    began = time.monotonic()
     bench.build(uv="/nonexistent")  # needs nothing, so nothing is asked for
-    assert time.monotonic() - began < 1.0
     assert (current / ".complete").stat().st_mtime_ns == before
 
 
