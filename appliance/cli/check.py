@@ -6,9 +6,7 @@ Exit status: 0 good, warnings included; 2 invalid or missing.
 from __future__ import annotations
 
 import argparse
-import grp
 import os
-import pwd
 from collections.abc import Iterator
 
 from appliance import names
@@ -17,6 +15,7 @@ from appliance.config.model import Config
 from appliance.config.places import Path
 from appliance.config.source import Effective
 from appliance.errors import EXIT_OK, EXIT_USAGE, Problem
+from appliance.host.access import READ, account, allowed
 
 from . import output
 
@@ -104,28 +103,14 @@ def _file(found: Effective, path: Path, name: str, user: str) -> Iterator[Proble
         return
     key = ".".join(part for part in path if isinstance(part, str))
     file, line = found.place(path)
+    who = account(user)
     try:
-        readable = _readable(name, user)
+        status = os.stat(name)
     except FileNotFoundError:
         yield Problem(key, f'there is no "{name}"', "create it or correct the path", file, line, "warning")
     except OSError:
         return  # this user may not look; root's check will tell
     else:
-        if not readable:
+        if who is not None and not allowed(status, who, READ):
             remedy = f"chgrp {user} {name} && chmod g+r {name}"
             yield Problem(key, f'{user} cannot read "{name}"', remedy, file, line, "warning")
-
-
-def _readable(name: str, user: str) -> bool:
-    """Whether the mode lets a user read a file; True where there is no such user. Raises OSError."""
-    status = os.stat(name)
-    try:
-        person = pwd.getpwnam(user)
-    except KeyError:
-        return True
-    if person.pw_uid == 0 or status.st_mode & 0o004:
-        return True
-    if status.st_uid == person.pw_uid:
-        return bool(status.st_mode & 0o400)
-    groups = {person.pw_gid, *(group.gr_gid for group in grp.getgrall() if user in group.gr_mem)}
-    return status.st_gid in groups and bool(status.st_mode & 0o040)

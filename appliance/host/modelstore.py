@@ -6,9 +6,7 @@ where it is and never copied; it only has to be readable for the user that engin
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,10 @@ from pathlib import Path
 from appliance import names
 from appliance.config.model import Config
 
+from .access import ENTER, READ, Account, account, allowed
+
 READY = "ready"
 MISSING = "not fetched yet"
-OVERFLOW = 65534  # an owner or group that this process's user namespace does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +81,18 @@ def directory_standing(path: str, user: str = names.ENGINE_USER) -> str:
         return f"{path} cannot be looked into: {(error.strerror or '').lower()}"
     if not any(os.path.basename(entry) in ("config.json", "params.json") for entry in entries):
         return f"{path} has no config.json: not the directory of a model"
-    try:
-        account = pwd.getpwnam(user)
-    except KeyError:
-        return READY  # not an installed appliance; the engine runs as whoever starts it
-    groups = {account.pw_gid} | {group.gr_gid for group in grp.getgrall() if user in group.gr_mem}
-    barred = _barred(path, entries, account.pw_uid, groups)
+    who = account(user)
+    if who is None:
+        return READY  # the engine runs as whoever starts it
+    barred = _barred(path, entries, who)
     return READY if barred is None else f"{barred} cannot be read by the user {user}; chmod -R a+rX {path}"
 
 
-def _barred(path: str, entries: list[str], uid: int, groups: set[int]) -> str | None:
+def _barred(path: str, entries: list[str], who: Account) -> str | None:
     """The first of the path's parents and its files that a user may not enter or read."""
     parts = os.path.realpath(path).split("/")
     for count in range(1, len(parts) + 1):
         parent = "/".join(parts[:count]) or "/"
-        if not allowed(os.stat(parent), uid, groups, stat.S_IXOTH):
+        if not allowed(os.stat(parent), who, ENTER):
             return parent
-    return next((entry for entry in entries if not allowed(os.stat(entry), uid, groups, stat.S_IROTH)), None)
-
-
-def allowed(status: os.stat_result, uid: int, groups: set[int], bit: int) -> bool:
-    """Whether mode bits give a user `bit` (of the "others" triple). Access lists are not looked at."""
-    if uid == 0:
-        return True
-    if OVERFLOW in (status.st_uid, status.st_gid):
-        return True  # seen from a user namespace: nobody can tell whose it is
-    if status.st_uid == uid:
-        return bool(status.st_mode & bit << 6)
-    if status.st_gid in groups:
-        return bool(status.st_mode & bit << 3)
-    return bool(status.st_mode & bit)
+    return next((entry for entry in entries if not allowed(os.stat(entry), who, READ)), None)

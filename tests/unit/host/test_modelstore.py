@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import getpass
 import os
-import stat
 from pathlib import Path
-
-import pytest
 
 from appliance.config.model import Config, Engine, Models
 from appliance.host import modelstore
@@ -69,26 +66,3 @@ def test_a_directory_that_engines_cannot_read(tmp_path: Path) -> None:
     os.chmod(path / "config.json", 0o600)
     problem = modelstore.directory_standing(str(path), user="nobody")
     assert "cannot be read by the user nobody; chmod -R a+rX" in problem
-
-
-@pytest.mark.parametrize(
-    ("mode", "uid", "groups", "expected"),
-    [
-        (0o400, 10, set(), True),
-        (0o044, 10, set(), False),  # the owner's own bits count, and no others
-        (0o040, 11, {20}, True),
-        (0o404, 11, {20}, False),
-        (0o004, 11, {21}, True),
-        (0o440, 11, {21}, False),
-        (0o000, 0, set(), True),
-    ],
-)
-def test_mode_bits(mode: int, uid: int, groups: set[int], expected: bool) -> None:
-    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, 10, 20, 0, 0, 0, 0))
-    assert modelstore.allowed(status, uid, groups, stat.S_IROTH) is expected
-
-
-@pytest.mark.parametrize(("uid", "gid"), [(modelstore.OVERFLOW, 20), (10, modelstore.OVERFLOW)])
-def test_whose_it_is_cannot_be_told_from_a_user_namespace(uid: int, gid: int) -> None:
-    status = os.stat_result((stat.S_IFREG | 0o600, 0, 0, 1, uid, gid, 0, 0, 0, 0))
-    assert modelstore.allowed(status, 99, set(), stat.S_IROTH)
