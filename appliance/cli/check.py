@@ -77,7 +77,6 @@ _READERS: tuple[tuple[str, str], ...] = (
     ("gateway.tls_key", names.GATEWAY_USER),
     ("models.token_file", names.RUNTIME_USER),
     ("network.ca_file", names.RUNTIME_USER),
-    ("runtime.wheelhouse", names.RUNTIME_USER),
 )
 
 
@@ -87,9 +86,9 @@ def host_problems(found: Effective) -> Iterator[Problem]:
     assert config is not None
     for key, user in _READERS:
         table, _, field = key.partition(".")
-        value = getattr(getattr(config, table), field)
-        for name in value.split(":") if field == "wheelhouse" else (value,):  # several directories
-            yield from _file(found, (table, field), name, user)
+        yield from _file(found, (table, field), getattr(getattr(config, table), field), user)
+    for directory in config.runtime.wheelhouses:
+        yield from _file(found, ("runtime", "wheelhouse"), directory, names.RUNTIME_USER)
     for index, engine in enumerate(config.engines):
         yield from _file(
             found, ("engine", index, "remote_api_key_file"), engine.remote_api_key_file, names.GATEWAY_USER

@@ -139,6 +139,11 @@ class Runtime:
     index_url: str = ""
     wheelhouse: str = ""
 
+    @property
+    def wheelhouses(self) -> tuple[str, ...]:
+        """The directories of `wheelhouse`, which separates them by colons."""
+        return tuple(part for part in self.wheelhouse.split(":") if part)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:

@@ -32,7 +32,7 @@ from .faults import Busy, Impossible, Stopped
 from .layout import Layout
 from .locks import Lock
 from .progress import Progress
-from .resolve import Sources, wheelhouses
+from .resolve import Sources
 
 STOPPED = 143  # 128 + SIGTERM; the unit's SuccessExitStatus=
 
@@ -211,7 +211,7 @@ def _workshop(
     from . import download
     from .build import Workshop
 
-    sources = Sources(wheelhouses(config.runtime.wheelhouse), config.runtime.index_url)
+    sources = Sources(config.runtime.wheelhouses, config.runtime.index_url)
     for house in sources.wheelhouses:
         if not os.path.isdir(house):
             raise Impossible(

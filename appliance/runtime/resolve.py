@@ -60,11 +60,6 @@ class Sources:
         return ["--index-url", self.index_url] if self.index_url else []
 
 
-def wheelhouses(setting: str) -> tuple[str, ...]:
-    """The directories of `[runtime] wheelhouse`, separated by colons."""
-    return tuple(part for part in setting.split(":") if part)
-
-
 def resolve(
     uv: str, python: str, lock: Lock, sources: Sources, *, env: Mapping[str, str], scratch: str
 ) -> tuple[Wheel, ...]:

@@ -171,9 +171,9 @@ def _gateway(config: Config) -> list[str]:
 def _runtime(config: Config) -> list[str]:
     """What llm-runtime needs beyond the packaged unit: a model directory of the operator's, files below /home."""
     models = [engine.model for engine in config.engines if engine.model.startswith("/") and not engine.remote]
-    directories = [config.runtime.wheelhouse, *models]
+    directories = [*config.runtime.wheelhouses, *models]
     files = [config.models.token_file, config.network.ca_file]
-    read = _hidden([path for path in directories if path] + [path.rpartition("/")[0] for path in files if path])
+    read = _hidden([*directories, *(path.rpartition("/")[0] for path in files if path)])
     directory = config.models.directory
     if directory == names.MODELS:
         return _mounts(read, [])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from appliance.config.model import Runtime
 from appliance.runtime import locks, resolve
 from appliance.runtime.resolve import Unavailable
 
@@ -72,8 +73,8 @@ def test_a_file_with_other_bytes_in_the_wheelhouse_is_not_used(tmp_path: Path) -
 
 
 def test_several_wheelhouses() -> None:
-    assert resolve.wheelhouses("") == ()
-    assert resolve.wheelhouses("/a:/b/c:") == ("/a", "/b/c")
+    assert Runtime().wheelhouses == ()
+    assert Runtime(wheelhouse="/a:/b/c:").wheelhouses == ("/a", "/b/c")
     assert resolve.Sources(("/a", "/b")).find_links() == ["--find-links", "/a", "--find-links", "/b"]
 
 

@@ -168,6 +168,13 @@ def test_files_in_hidden_trees_are_bound_in() -> None:
     ]  # fmt: skip
 
 
+def test_each_wheelhouse_is_bound_in_by_itself() -> None:
+    """In one word a colon would say where the first is to appear."""
+    runtime = Runtime(wheelhouse="/home/me/wheels:/srv/wheels:/root/wheels")
+    lines = (units(Config(runtime=runtime))["llm-runtime.service.d/50-appliance.conf"] or "").splitlines()
+    assert lines[-2:] == ["BindReadOnlyPaths=-/home/me/wheels", "BindReadOnlyPaths=-/root/wheels"]
+
+
 def test_the_private_shm_is_never_cancelled() -> None:
     """ReadWritePaths= or NoExecPaths= on /dev/shm would silently give the host's."""
     for case in CASES:
