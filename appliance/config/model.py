@@ -30,6 +30,8 @@ class Admission:
 class Timeouts:
     """`[gateway.timeouts]`, seconds."""
 
+    head: float = 20.0
+    body: float = 30.0
     connect: float = 5.0
     first_token: float = 600.0
     stall: float = 120.0

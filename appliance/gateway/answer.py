@@ -108,7 +108,8 @@ class Answer:
         self.committed, self.status = True, status
         fields = list(fields)
         if length is not None:
-            fields.append(("Content-Length", str(length)))
+            if status != 204:  # it has no body by definition, and must not say how long it is
+                fields.append(("Content-Length", str(length)))
         elif self.chunked:
             fields.append(("Transfer-Encoding", "chunked"))
         else:

@@ -12,8 +12,6 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from aiohttp import web
-
 from appliance import clock, names
 from appliance.config import source
 from appliance.config.model import Config, Gateway
@@ -27,6 +25,7 @@ from .auth import Gatekeeper
 from .connection import ClientServer
 from .engines import Engines, Replica
 from .exchange import Exchange
+from .faults import loop_handler, place
 from .fetch import get
 from .handler import Handler
 from .ledger import Ledger, Record
@@ -48,10 +47,11 @@ class App:
 
     def __init__(self, config_path: str, places: Places, log: journal.Journal) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(loop_handler(self.warn))
         self.config_path, self.run_directory = config_path, places.run
         self.log = log
         self.pid, self.started = os.getpid(), clock.wall()
-        self.tasks = Tasks(lambda name, error: self.warn(f"the task {name} failed: {type(error).__name__}: {error}"))
+        self.tasks = Tasks(lambda name, error: self.warn(f"the task {name} failed: {place(error)}"))
         self._core = Tasks(self._core_failed)
         self.stop = asyncio.Event()  # set by a signal, or because the process cannot go on
         self.fault = ""
@@ -71,9 +71,9 @@ class App:
         self._reported_at = clock.monotonic()
         self._tls: ssl.SSLContext | None = None
         handler = Handler(self)
-        self.server = ClientServer(handler.serve, handler_cancellation=True)
-        self._admin = web.Server(Admin(self, handler, control=False).serve, access_log=None)
-        self._control = web.Server(Admin(self, handler, control=True).serve, access_log=None)
+        self.server = ClientServer(handler.serve, self.warn, handler_cancellation=True)
+        self._admin = ClientServer(Admin(self, handler, control=False).serve, self.warn)
+        self._control = ClientServer(Admin(self, handler, control=True).serve, self.warn)
         self.listeners: list[Listener] = []
         self._admin_listeners: list[Listener] = []
         self._inherited = False
@@ -87,7 +87,7 @@ class App:
 
     def _core_failed(self, name: str, error: BaseException) -> None:
         """Without its clock or its eyes the gateway would let calls hang: it stops, and is started again."""
-        self.fault = f"the task {name} failed: {type(error).__name__}: {error}"
+        self.fault = f"the task {name} failed: {place(error)}"
         self.log.log(journal.CRIT, self.fault, LLM_EVENT="gateway-fault")
         self.stop.set()
 
@@ -134,7 +134,8 @@ class App:
         self._inherited = bool(passed.get(PUBLIC))
         public = adopt(passed.get(PUBLIC, [])) or [bind(address) for address in gateway.listen]
         admin = adopt(passed.get(ADMIN, [])) or [bind(gateway.admin_listen)]
-        self.listeners = [Listener(s, self.server, self.tasks, self.warn, self._tls) for s in public]
+        stall = gateway.timeouts.stall
+        self.listeners = [Listener(s, self.server, self.tasks, self.warn, self._tls, unread=stall) for s in public]
         self._admin_listeners = [Listener(s, self._admin, self.tasks, self.warn) for s in admin]
         await self._open_control()
         await self._probe_remote()
@@ -257,6 +258,8 @@ class App:
         while True:
             await asyncio.sleep(POLL)
             now = clock.monotonic()
+            for server in (self.server, self._admin, self._control):
+                server.end_late_heads(now, self.settings.timeouts.head)
             self.gatekeeper.refresh()
             self.engines.refresh(now, clock.wall())
             if now - self._reported_at >= REPORT:

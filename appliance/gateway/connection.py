@@ -6,19 +6,26 @@ waiting for the handler's task to be cancelled.
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from appliance import clock
 from appliance.errors import ApiError
-from appliance.wire import apierror
+from appliance.wire import headers
 from appliance.wire.openai import Shape
+
+from .answer import Answer, Sent
+from .faults import ServerLog
 
 SERVER = "llm-appliance"  # instead of aiohttp's name and version
 MAX_HEADERS = 128
 MAX_LINE = 16384
-KEEPALIVE = 75.0  # also the time that a connection has to send its first whole request head
+KEEPALIVE = 75.0  # seconds that a connection may be idle, before its first request too
 
 
 class Pump(Protocol):
@@ -37,9 +44,10 @@ class Pump(Protocol):
 class ClientConnection(RequestHandler):
     """One connection; at most one call runs on it at a time."""
 
-    __slots__ = ("pump",)
+    __slots__ = ("heads", "pump")
 
     pump: Pump | None
+    heads: dict[ClientConnection, float]  # the server's: where a connection stands while it sends a request's head
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -56,6 +64,7 @@ class ClientConnection(RequestHandler):
         self._left()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self.heads.pop(self, None)
         self._left()
         super().connection_lost(exc)
 
@@ -63,6 +72,23 @@ class ClientConnection(RequestHandler):
         pump, self.pump = self.pump, None
         if pump is not None:
             pump.client_left()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # Waiting for a request, and no message came of these bytes: a head has begun.
+        waiter = self._waiter
+        if waiter is not None and not waiter.done() and not self._messages:
+            self.heads.setdefault(self, clock.monotonic())
+        else:
+            self.heads.pop(self, None)
+
+    def head_is_late(self) -> None:
+        """The request's head took too long: say so, and end."""
+        transport = self.transport
+        if transport is not None:
+            answer = _answer(transport)
+            answer.refuse(ApiError("invalid_request", "the head of the request did not arrive in time"))
+            self.force_close()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -73,34 +99,66 @@ class ClientConnection(RequestHandler):
             error = ApiError("engine_error", "the gateway failed on this request")
         else:
             error = ApiError("invalid_request", "this is not a well-formed HTTP request")
-        if request.writer.output_size > 0:
-            raise ConnectionError("a response has begun already")
-        response = web.Response(
-            status=status,
-            body=apierror.error_body(error, Shape.OPENAI),
-            content_type="application/json",
-            headers={"Server": SERVER},
-        )
-        response.force_close()
-        return response
+        return refused(request, error)
+
+
+def refused(request: web.BaseRequest, error: ApiError) -> Sent:
+    """Answer with an error and let the connection end."""
+    if request.transport is not None:
+        _answer(request.transport).refuse(error)
+    return Sent(False)
+
+
+def _answer(transport: asyncio.Transport) -> Answer:
+    return Answer(
+        transport, shape=Shape.OPENAI, request_id=secrets.token_hex(16), http11=True, keep_alive=False, extra=[]
+    )
 
 
 class ClientServer(web.Server):
-    """Makes a ClientConnection for each accepted socket."""
+    """Makes a ClientConnection for each accepted socket, and asks of each request whether its framing is plain."""
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        report: Callable[[str], None],
+        *,
+        handler_cancellation: bool = False,
+    ) -> None:
+        super().__init__(self._checked, handler_cancellation=handler_cancellation)
+        self._handler = handler
+        self._log = ServerLog(report)
+        self._heads: dict[ClientConnection, float] = {}  # connections in a request's head, oldest first
+
+    async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
+        fault = headers.request_fault(request.method, (request.version.major, request.version.minor), request.headers)
+        return refused(request, ApiError("invalid_request", fault)) if fault else await self._handler(request)
 
     def __call__(self) -> ClientConnection:
         connection = ClientConnection(
             self,
             loop=self._loop,
             keepalive_timeout=KEEPALIVE,
+            logger=self._log,  # type: ignore[arg-type]  # all of a logger that aiohttp's server uses
             access_log=None,  # type: ignore[arg-type]  # the ledger writes ours
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,
             max_headers=MAX_HEADERS,
             lingering_time=5.0,
+            auto_decompress=False,
         )
         connection.pump = None
+        connection.heads = self._heads
         return connection
+
+    def end_late_heads(self, now: float, limit: float) -> None:
+        """End connections whose request head is not whole after `limit` seconds; costs nothing for the others."""
+        while self._heads:
+            connection, since = next(iter(self._heads.items()))
+            if now - since <= limit:
+                return
+            del self._heads[connection]
+            connection.head_is_late()
 
     def busy(self) -> int:
         """Connections with a request that is read, waits or is answered."""

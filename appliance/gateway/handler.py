@@ -31,8 +31,7 @@ from .ledger import Record
 from .relay import End, Finish
 
 JSON_BODY = (("Content-Type", "application/json"),)
-BODY_SILENCE = 30.0  # seconds that a client may be silent in the middle of a body
-BODY_LIMIT = 300.0  # and for the whole of it
+BODY_LIMIT = 10  # times `gateway.timeouts.body`: the longest time for a whole body
 
 
 class Host(Protocol):
@@ -74,14 +73,20 @@ class Handler:
             extra=cors_fields(self._host.config, request),
         )
         answer.bodyless = request.method == "HEAD"
-        if route is not None:
-            answer.shape = route.shape
-            await _Relayed(self._host, request, answer, route, next(self._numbers)).run()
-        else:
-            try:
-                self._local(request, path, answer)
-            except ApiError as error:
-                answer.refuse(error)
+        try:
+            if route is not None:
+                answer.shape = route.shape
+                await _Relayed(self._host, request, answer, route, next(self._numbers)).run()
+            else:
+                try:
+                    self._local(request, path, answer)
+                except ApiError as error:
+                    answer.refuse(error)
+        except Exception:
+            if not answer.committed:
+                raise
+            answer.cut()  # an error page in the middle of a body would be read as part of it
+            raise ConnectionError from None
         return answer.sent()
 
     def _local(self, request: web.BaseRequest, path: str, answer: Answer) -> None:
@@ -225,10 +230,11 @@ class _Relayed:
 
     async def _slow_body(self, limit: int) -> bytes:
         pieces = bytearray()
-        deadline = self.arrived + BODY_LIMIT
+        silence = (self.host.config or Config()).gateway.timeouts.body
+        deadline = self.arrived + silence * BODY_LIMIT
         while True:
             piece = await asyncio.wait_for(
-                self.request.content.readany(), min(BODY_SILENCE, max(deadline - clock.monotonic(), 0.01))
+                self.request.content.readany(), min(silence, max(deadline - clock.monotonic(), 0.01))
             )
             if not piece:
                 return bytes(pieces)
@@ -301,7 +307,7 @@ _OUTCOMES = {
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _only(request: web.BaseRequest, answer: Answer, *methods: str) -> None:

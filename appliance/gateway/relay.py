@@ -28,6 +28,7 @@ from .upstream import EngineConnection
 KEPT = 65536  # bytes at an answer's end in which its usage is looked for
 JOINED = 16384  # a request up to this size is copied behind its head; a larger body is not copied
 HEAD_OF_BODY = 4096  # and at its beginning: some bodies tell it there
+INTERIM = 8  # heads with a status below 200 before an answer
 
 
 class End(enum.Enum):
@@ -53,8 +54,9 @@ class Relay:
 
     __slots__ = (
         "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen", "engine", "events",
-        "failed", "fields", "first_at", "future", "head", "hide_usage", "kept", "last_at", "left", "paused_at",
-        "prefixes", "progress_at", "route", "sent_at", "splitter", "start", "status", "suffixes", "usage_event",
+        "failed", "fields", "first_at", "future", "head", "hide_usage", "interim", "kept", "last_at", "left",
+        "paused_at", "prefixes", "progress_at", "route", "sent_at", "splitter", "start", "status", "suffixes",
+        "usage_event",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +69,7 @@ class Relay:
         self.start = b""  # bytes of a head that is not whole
         self.head: ResponseHead | None = None
         self.status = 0
+        self.interim = 0  # heads before the answer's
         self.decoder: ChunkDecoder | None = None
         self.splitter = sse.EventSplitter()
         self.left = 0  # bytes of a body with a length still to come
@@ -147,27 +150,30 @@ class Relay:
     def read_head(self, data: bytes) -> None:
         """Bytes before the body."""
         self.last_at = clock.monotonic()
-        data = self.start + data
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            self.start = data
-            if len(data) > HEAD_LIMIT:
+        data, self.start = self.start + data, b""
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if (end if end >= 0 else len(data)) > HEAD_LIMIT:
                 self.fail(ApiError("engine_error", "the engine's response head is too long"))
-            elif not data.startswith(b"HTTP/1."[: len(data)]):
-                self.fail(ApiError("engine_error", "the engine does not answer in HTTP/1"))
-            return
-        try:
-            head = parse_head(data[:end])
-        except BadHead as error:
-            self.fail(ApiError("engine_error", str(error)))
-            return
-        rest = data[end + 4 :]
-        self.start = b""
-        if head.status < 200:  # 100 Continue and its like
-            if rest:
-                self.read_head(rest)
-            return
-        self._use_head(head, rest)
+                return
+            if end < 0:
+                self.start = data
+                if not data.startswith(b"HTTP/1."[: len(data)]):
+                    self.fail(ApiError("engine_error", "the engine does not answer in HTTP/1"))
+                return
+            try:
+                head = parse_head(data[:end])
+            except BadHead as error:
+                self.fail(ApiError("engine_error", str(error)))
+                return
+            data = data[end + 4 :]
+            if head.status >= 200:
+                self._use_head(head, data)
+                return
+            self.interim += 1  # 100 Continue and its like
+            if self.interim > INTERIM:
+                self.fail(ApiError("engine_error", "the engine keeps announcing an answer"))
+                return
 
     def _use_head(self, head: ResponseHead, rest: bytes) -> None:
         self.head, self.status = head, head.status
@@ -185,10 +191,10 @@ class Relay:
                 self.begun = True
                 self.answer.stream = False
                 self.answer.begin_body(head.status, downstream_fields(head) + self.fields, head.length)
-            if head.length == 0:
-                self._body_end()
-                return
-        if rest:
+        if head.length == 0:
+            self.left -= len(rest)  # bytes behind an answer without a body: what they belong to, nobody knows
+            self._body_end()
+        elif rest:
             connection.feed(rest)
 
     # --- a stream ---------------------------------------------------------------------------------------------------
@@ -202,8 +208,11 @@ class Relay:
             while position < size:
                 line = data.find(b"\r\n", position, position + 18)
                 try:
-                    end = line + 4 + int(data[position:line], 16)
+                    digits = data[position:line]
+                    end = line + 4 + int(digits, 16)
                 except ValueError:
+                    break
+                if digits[0] == 48 or not digits.isalnum():  # int() takes signs, blanks, `_` and `0x`; HTTP does not
                     break
                 if end > size or not data.endswith(suffixes, position, end):
                     break
@@ -238,7 +247,7 @@ class Relay:
         decoder = self.decoder
         out: list[bytes] = []
         try:
-            pieces = decoder.feed(data) if decoder is not None else [data]
+            pieces = decoder.feed(data) if decoder is not None else [self._within(data)]
             for event in (event for piece in pieces for event in self.splitter.feed(piece)):
                 if self._judge(event):
                     out.append(event)
@@ -259,6 +268,10 @@ class Relay:
         self._pass(out, ready)
         # HTTP/1.0 clients never get chunks, so nothing is passed to them as it came.
         self.clean = decoder is not None and self.answer.chunked and decoder.at_boundary and not self.splitter.held
+
+    def _within(self, data: bytes) -> bytes:
+        """What of these bytes belongs to a body that is not chunked."""
+        return data if self.head is None or self.head.length is None else data[: max(self.left, 0)]
 
     def _judge(self, event: bytes) -> bool:
         """Note what an event is; whether it is passed on."""

@@ -94,8 +94,10 @@ class EngineConnection(asyncio.Protocol):
     def release(self, *, keep: bool) -> None:
         """The owner is done; the connection goes back to its pool or ends."""
         self.owner = self.feed = None
-        if keep and self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+        transport = self.transport
+        # An engine that answered before it had read the whole request may never read the rest: then what comes next?
+        if keep and transport is not None and not transport.is_closing() and not transport.get_write_buffer_size():
+            transport.resume_reading()
             self.pool.give(self)
         else:
             self.abort()

@@ -23,7 +23,8 @@ _ANTHROPIC = {
 
 
 def _compact(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    # What clients and engines say may hold half a surrogate pair, which no UTF-8 has: it becomes a question mark.
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def error_object(error: ApiError) -> dict[str, object]:
@@ -65,6 +66,6 @@ def engine_error(status: int, body: bytes) -> ApiError:
         inner = value.get("error", value) if isinstance(value, dict) else None
         if isinstance(inner, dict):
             message = str(inner.get("message") or inner.get("detail") or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     return ApiError("engine_error", message or f"the engine answered {status}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LINE_LIMIT = 16384  # longest chunk-size or trailer line; nothing real comes near it
+LINE_LIMIT = 16384  # longest chunk-size line, and all trailers together; nothing real comes near it
 
 
 class FramingError(ValueError):
@@ -15,12 +15,13 @@ class ChunkDecoder:
     Law: the payload of a byte string is the same however the string was cut.
     """
 
-    __slots__ = ("_held", "_left", "_trailers", "done", "rest")
+    __slots__ = ("_held", "_left", "_trailer_size", "_trailers", "done", "rest")
 
     def __init__(self) -> None:
         self._held = b""  # an unfinished line
         self._left = 0  # bytes of the current chunk still to come, its CRLF included
         self._trailers = False
+        self._trailer_size = 0
         self.done = False
         self.rest = b""
 
@@ -64,10 +65,15 @@ class ChunkDecoder:
         return position + take + tail
 
     def _line(self, line: bytes) -> None:
+        if b"\n" in line or b"\r" in line:  # to another reader this would be two lines
+            raise FramingError("a line of the chunked framing holds half a line end")
         if self._trailers:
             self.done = not line
+            self._trailer_size += len(line) + 2
+            if self._trailer_size > LINE_LIMIT:
+                raise FramingError("the trailers are too long")
             return
-        digits = line.partition(b";")[0].strip()
+        digits = line.partition(b";")[0].rstrip(b" \t")
         if not digits or len(digits) > 16 or digits.strip(b"0123456789abcdefABCDEF"):
             raise FramingError("a chunk size is not a hexadecimal number")
         size = int(digits, 16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -29,8 +29,11 @@ _NOT_DOWNSTREAM = HOP_BY_HOP | _words(
     "x-ratelimit-limit-tokens x-ratelimit-remaining-tokens x-ratelimit-reset-tokens"
 )
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_BREAKS = re.compile(r"[\r\n\0]")
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 HEAD_LIMIT = 65536
+FIELD_LIMIT = 64  # fields of a response: a client's own limit may be a hundred
+LENGTH_DIGITS = 15  # of a Content-Length; a longer one counts nothing that exists
 
 
 class BadHead(ValueError):
@@ -87,11 +90,15 @@ def parse_head(block: bytes) -> ResponseHead:
     is_code = len(code) == 3 and code.isascii() and code.isdigit()
     if version not in ("HTTP/1.1", "HTTP/1.0") or not is_code or rest[3:4] not in ("", " "):
         raise BadHead("the engine does not answer in HTTP/1")
+    if not 100 <= int(code) < 600 or code == "101":
+        raise BadHead(f"the engine answered {code}, which no call asks for")
+    if len(lines) > FIELD_LIMIT + 1:
+        raise BadHead(f"the engine's response head has more than {FIELD_LIMIT} fields")
     fields: list[tuple[str, str]] = []
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         # A bare CR, LF or NUL in a value would end the field early for a careless reader behind us.
-        if not colon or not name or name != name.strip() or _BREAKS.search(line):
+        if not colon or not _TOKEN.fullmatch(name) or _CONTROL.search(value):
             raise BadHead("the engine sent a broken header field")
         fields.append((name.lower(), value.strip(" \t")))
     return _framed(int(code), version, tuple(fields))
@@ -102,19 +109,43 @@ def _framed(status: int, version: str, fields: tuple[tuple[str, str], ...]) -> R
     words: set[str] = set()
     for name, value in fields:
         if name == "transfer-encoding":
-            if value.lower() != "chunked":
+            if value.lower() != "chunked" or chunked or version == "HTTP/1.0":
                 raise BadHead(f"the engine uses a transfer encoding that the gateway does not speak: {value[:40]!r}")
             chunked = True
         elif name == "content-length":
-            if not (value.isascii() and value.isdigit()) or (length is not None and int(value) != length):
+            is_number = value.isascii() and value.isdigit() and len(value) <= LENGTH_DIGITS
+            if not is_number or (length is not None and int(value) != length):
                 raise BadHead("the engine sent a broken Content-Length")
             length = int(value)
+        elif name == "content-encoding" and value.lower() not in ("", "identity"):
+            raise BadHead(f"the engine sent a content encoding that nobody asked for: {value[:40]!r}")
         elif name == "connection":
             words |= {word.strip().lower() for word in value.split(",")}
+    if chunked and length is not None:  # one of the two is a lie, and the body's end with it
+        raise BadHead("the engine sent both Content-Length and Transfer-Encoding")
     if status in (204, 304) or status < 200:
         chunked, length = False, 0
     keep_alive = "close" not in words and (version == "HTTP/1.1" or "keep-alive" in words)
     return ResponseHead(status, fields, chunked, None if chunked else length, keep_alive)
+
+
+def request_fault(method: str, version: tuple[int, int], fields: Mapping[str, str]) -> str:
+    """What makes a request, parsed as it is, one that two readers could take differently; empty when nothing does.
+
+    The parser has refused two lengths, a length beside chunks, bare line ends and folded fields before.
+    """
+    if version not in ((1, 0), (1, 1)):
+        return "this server speaks HTTP/1.1 and HTTP/1.0"
+    if method == "CONNECT":
+        return "this server is no proxy: CONNECT leads nowhere"
+    coding = fields.get("Transfer-Encoding")
+    if coding is not None and (version == (1, 0) or coding.strip().lower() != "chunked"):
+        return "the only transfer encoding is chunked, in HTTP/1.1"
+    if len(fields.get("Content-Length", "")) > LENGTH_DIGITS:
+        return "the Content-Length is longer than anything that can be sent"
+    if fields.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        return "compressed bodies are not taken: send the body without Content-Encoding"
+    return ""
 
 
 def render_head(start: str, fields: Iterable[tuple[str, str]]) -> bytes:

@@ -81,6 +81,8 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
     model = value.get("model")
     if not isinstance(model, str) or not model:
         raise ApiError("invalid_request", _model_fault(model), param="model")
+    if _SURROGATE.search(model):  # such a name could be written to no log
+        raise ApiError("invalid_request", "model must be text: it holds half a surrogate pair", param="model")
     stream = _flag(value, "stream") and route.streams
     options = value.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -170,33 +172,76 @@ def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None
     return next((found[name] for name in counting if name in found), None)
 
 
-_BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
-_FIELD = re.compile(rb'\bname=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
-_FILE = re.compile(rb"\bfilename\*?=", re.IGNORECASE)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"\\]{1,70})"|([^\s;,"\\]{1,70}))\s*(?:;|$)', re.IGNORECASE)
+_PART_FIELD = re.compile(rb"([A-Za-z-]+):(.*)", re.DOTALL)
+_DISPOSITION = re.compile(rb'form-data((?:[ \t]*;[ \t]*[a-zA-Z*]+=(?:"(?:[^"\\]|\\.)*"|[^\s;"\\]+))+)', re.IGNORECASE)
+_PARAMETER = re.compile(rb';[ \t]*([a-zA-Z*]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"\\]+))')
+FIELD_BYTES = 65536  # of a text field that is looked at
+PART_HEAD = 8192  # of a part's own head
+PARTS = 128
 
 
 def form_fields(body: bytes, content_type: str) -> dict[str, str]:
-    """Text fields of a multipart form, files left out; the last one of a name counts. Raises ApiError."""
+    """Text fields of a multipart form, files left out. Raises ApiError.
+
+    Forms are read strictly: where two readers could disagree on what `model` says (a preamble, text behind the end, a
+    field named twice, an escaped name), the form is refused, so that no model slips past an allowlist.
+    """
     boundary = _BOUNDARY.search(content_type)
-    if not content_type.lower().startswith("multipart/form-data") or boundary is None:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "multipart/form-data" or boundary is None or content_type.lower().count("boundary") != 1:
         raise ApiError("invalid_request", "this route takes multipart/form-data with a boundary")
     mark = b"\r\n--" + (boundary[1] or boundary[2]).encode("latin-1", "replace")
     fields: dict[str, str] = {}
-    position = 0 if body.startswith(mark[2:]) else body.find(mark) + 2
-    if position == 1:
-        raise ApiError("invalid_request", "the form holds no part")
-    while True:
-        end = body.find(mark, position + len(mark) - 2)
-        if end < 0:
-            return fields
-        head_end = body.find(b"\r\n\r\n", position, end)
-        head = body[position:head_end] if head_end >= 0 else b""
-        name = _FIELD.search(head)
-        if name is not None and not _FILE.search(head) and end - head_end < 65536:
-            fields[(name[1] or name[2] or b"").decode("utf-8", "replace")] = body[head_end + 4 : end].decode(
-                "utf-8", "replace"
-            )
-        position = end + 2
+    if not body.startswith(mark[2:]):
+        raise _bad_form("it does not begin with its boundary")
+    position, parts = len(mark) - 2, 0
+    while body[position : position + 2] == b"\r\n":
+        head_end = body.find(b"\r\n\r\n", position)
+        end = body.find(mark, head_end + 4) if head_end >= 0 else -1
+        parts += 1
+        if end < 0 or head_end - position > PART_HEAD or parts > PARTS:
+            raise _bad_form("a part does not end, has a head that is too long, or there are too many")
+        name, is_file = _part_name(body[position + 2 : head_end])
+        if name in fields and name in ("model", "stream"):
+            raise _bad_form(f"{name} stands twice")
+        if not is_file and end - head_end <= FIELD_BYTES:
+            fields[name] = body[head_end + 4 : end].decode("utf-8", "replace")
+        elif name in ("model", "stream"):
+            raise _bad_form(f"{name} is no text")
+        position = end + len(mark)
+    if body[position:] not in (b"--", b"--\r\n"):
+        raise _bad_form("it does not end with its boundary")
+    return fields
+
+
+def _part_name(head: bytes) -> tuple[str, bool]:
+    """A part's field name and whether it is a file."""
+    named: list[tuple[str, bool]] = []
+    for line in head.split(b"\r\n"):
+        field = _PART_FIELD.fullmatch(line)
+        if field is None or b"\n" in line or b"\r" in line:
+            raise _bad_form("a part has a broken head")
+        if field[1].lower() != b"content-disposition":
+            continue
+        value = field[2].strip(b" \t")
+        parameters = _DISPOSITION.fullmatch(value)
+        pairs = [(key.lower(), quoted or plain) for key, quoted, plain in _PARAMETER.findall(value)]
+        keys = [key for key, _ in pairs]
+        if parameters is None or len(set(keys)) != len(keys) or set(keys) - {b"name", b"filename", b"filename*"}:
+            raise _bad_form("a part's Content-Disposition is unusual")
+        name = dict(pairs).get(b"name", b"")
+        if b"\\" in name:
+            raise _bad_form("a field's name is escaped")
+        named.append((name.decode("utf-8", "replace"), len(keys) > 1))
+    if len(named) != 1 or not named[0][0]:
+        raise _bad_form("a part needs one name")
+    return named[0]
+
+
+def _bad_form(why: str) -> ApiError:
+    return ApiError("invalid_request", f"the form cannot be read: {why}")
 
 
 def _form_call(body: bytes, content_type: str) -> Call:

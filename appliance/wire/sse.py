@@ -132,7 +132,7 @@ def _openai_kind(event: bytes) -> Kind:
 def _is_error(data: bytes) -> bool:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and (bool(value.get("error")) or value.get("object") == "error")
 

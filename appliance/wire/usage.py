@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 # Not behind a backslash: inside a JSON string the quote would be escaped, so this is a key.
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(?=\{)')
+TAIL, TRIES = 65536, 16  # an object is looked for so far from the end, so many times: a hostile body costs no more
 _DECODER = json.JSONDecoder()
 
 
@@ -23,7 +24,8 @@ class Usage:
 
 def find_usage(text: bytes) -> Usage | None:
     """The last usage object in a body, an event or the end of one; None when there is none that can be read."""
-    for match in reversed(list(_USAGE.finditer(text))):
+    text = text[-TAIL:]
+    for match in reversed(list(_USAGE.finditer(text))[-TRIES:]):
         try:
             value, _ = _DECODER.raw_decode(text[match.end() :].decode("utf-8", "replace"))
         except (ValueError, RecursionError):

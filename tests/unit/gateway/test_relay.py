@@ -26,6 +26,10 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.data = b""
         self.aborted = self.paused = False
+        self.unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.data += bytes(data)
@@ -280,3 +284,62 @@ def test_backpressure_and_a_client_that_leaves() -> None:
 
 def test_shapes_have_routes() -> None:
     assert {route.shape for route in ROUTES.values()} == set(Shape)
+
+
+# --- engines that break the framing ---------------------------------------------------------------------------------
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+
+
+@pytest.mark.parametrize("digits", [b"+%x", b"0x%x", b"0X%x", b" %x", b"%x ", b"00%x", b"_%x", b"%x;ext=1"])
+def test_a_chunk_size_that_only_python_reads_is_not_passed_on(digits: bytes) -> None:
+    async def run() -> None:
+        stage = Stage(hide=False)
+        chunked = SSE_HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk(EVENT)
+        stage.feed(chunked)
+        stage.feed(digits % len(EVENT) + b"\r\n" + EVENT + b"\r\n")
+        body = stage.client.data.partition(b"\r\n\r\n")[2]
+        if stage.relay.done:
+            assert stage.finish().end is End.BROKEN and stage.engine.aborted
+            assert body.endswith(b"0\r\n\r\n") and b"[DONE]" not in body
+        else:  # what HTTP allows is framed anew
+            assert body == chunk(EVENT) * 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("wire", "end"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\nbody", End.COMPLETE),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nbody", End.COMPLETE),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n", End.COMPLETE),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\nx", End.COMPLETE),
+        (SSE_HEAD + b"content-length: 0\r\n\r\n", End.BROKEN),
+        (SSE_HEAD + b"content-length: 14\r\n\r\ndata: [DONE]\n\n" + EVENT, End.COMPLETE),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 9, End.REFUSED),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000, End.REFUSED),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 100_000 + b"\r\n", End.REFUSED),
+    ],
+)
+def test_a_connection_with_a_doubt_is_not_used_again(wire: bytes, end: End) -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(wire)
+        assert stage.finish().end is end
+        assert stage.engine.aborted and stage.pool.take() is None
+        assert EVENT not in stage.client.data
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("unsent", [0, 1])
+def test_a_connection_that_still_holds_a_request_is_not_used_again(unsent: int) -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.engine.unsent = unsent
+        stage.feed(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 413 X\r\ncontent-length: 2\r\n\r\n{}")
+        assert stage.finish().end is End.COMPLETE
+        assert (stage.pool.take() is None) is bool(unsent)
+
+    asyncio.run(run())

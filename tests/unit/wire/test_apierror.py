@@ -37,3 +37,14 @@ def test_every_code_has_a_body_and_an_event(code: str, shape: Shape) -> None:
 )  # fmt: skip
 def test_an_engines_words_are_kept(body: bytes, message: str) -> None:
     assert engine_error(400, body).message == message
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"error":' * 100_000, b"\xff", b"", b'{"error": {"message": "\\ud800"}}']
+)
+def test_an_engines_error_of_any_kind_can_be_told(body: bytes) -> None:
+    error = engine_error(500, body)
+    assert error.code == "engine_error"
+    for shape in Shape:
+        json.loads(error_body(error, shape))
+        error_event(error, shape).decode()

@@ -54,7 +54,8 @@ def test_boundaries_are_known() -> None:
 @pytest.mark.parametrize(
     "wire",
     [b"g\r\n", b"\r\n", b"-1\r\nx", b"0x3\r\nabc\r\n", b"1_0\r\n", b"2\r\nabc\r\n", b"2\r\nab\n\n", b"1" * 17 + b"\r\n",
-     b"f" * (LINE_LIMIT + 2)],
+     b"f" * (LINE_LIMIT + 2), b" 1\r\n", b"\n1\r\n", b"+1\r\nx", b"1;a\nb\r\n", b"1;a\rb\r\n", b"0\r\na: b\nc\r\n\r\n",
+     b"0\r\n" + b"a: b\r\n" * (LINE_LIMIT // 6 + 1)],
 )  # fmt: skip
 def test_what_is_no_framing_is_refused(wire: bytes) -> None:
     with pytest.raises(FramingError):

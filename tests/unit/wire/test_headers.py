@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire.headers import BadHead, downstream_fields, parse_head, render_head, request_id, upstream_fields
+from appliance.wire.headers import (
+    BadHead,
+    downstream_fields,
+    parse_head,
+    render_head,
+    request_fault,
+    request_id,
+    upstream_fields,
+)
 
 
 def test_a_head_of_vllm() -> None:
@@ -41,6 +49,17 @@ def test_framing(block: bytes, length: int | None, keep: bool) -> None:
      b"HTTP/1.1 200 OK\r\ncontent-length: -1",
      b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2",
      b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked",
+     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked",
+     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 5",
+     b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked",
+     b"HTTP/1.0 200 OK\r\ntransfer-encoding: chunked",
+     b"HTTP/1.1 200 OK\r\ncontent-length: +5", b"HTTP/1.1 200 OK\r\ncontent-length: 5, 5",
+     b"HTTP/1.1 200 OK\r\ncontent-length: " + b"9" * 5000,
+     b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip",
+     b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x", b"HTTP/1.1 099 x", b"HTTP/1.1 600 x",
+     b"HTTP/1.1 200 OK\r\na b: x", b"HTTP/1.1 200 OK\r\na\xe9: x", b"HTTP/1.1 200 OK\r\na: x\x00",
+     b"HTTP/1.1 200 OK\r\na: \x1b[0m",
+     b"HTTP/1.1 200 OK\r\na: x\r\n folded", b"HTTP/1.1 200 OK" + b"\r\na: b" * 65,
      "HTTP/1.1 ²00 OK".encode("latin-1")],
 )  # fmt: skip
 def test_a_head_that_is_none(block: bytes) -> None:
@@ -77,6 +96,23 @@ def test_a_stream_has_its_own_cache_control() -> None:
 )  # fmt: skip
 def test_request_ids(given: str, kept: bool) -> None:
     assert request_id(given) == (given if kept else None)
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "fields", "plain"),
+    [("GET", (1, 1), {}, True), ("GET", (1, 0), {}, True), ("POST", (1, 1), {"Transfer-Encoding": "Chunked "}, True),
+     ("POST", (1, 1), {"Content-Encoding": "identity", "Content-Length": "5"}, True),
+     ("GET", (0, 9), {}, False), ("GET", (2, 0), {}, False), ("CONNECT", (1, 1), {}, False),
+     ("POST", (1, 0), {"Transfer-Encoding": "chunked"}, False),
+     ("POST", (1, 1), {"Transfer-Encoding": "gzip, chunked"}, False),
+     ("POST", (1, 1), {"Transfer-Encoding": "identity"}, False), ("POST", (1, 1), {"Transfer-Encoding": ""}, False),
+     ("POST", (1, 1), {"Content-Length": "18446744073709551615"}, False),
+     ("POST", (1, 1), {"Content-Encoding": "gzip"}, False), ("POST", (1, 1), {"Content-Encoding": "x"}, False)],
+)  # fmt: skip
+def test_requests_that_two_readers_could_take_differently(
+    method: str, version: tuple[int, int], fields: dict[str, str], plain: bool
+) -> None:
+    assert (request_fault(method, version, fields) == "") is plain
 
 
 def test_a_head_is_rendered() -> None:

@@ -109,7 +109,62 @@ def test_a_form_is_read_around_its_files() -> None:
                 ("name=stream", b"true"))  # fmt: skip
     call = parse_call(AUDIO, body, 'multipart/form-data; boundary="bnd"')
     assert (call.model, call.stream) == ("whisper", True)
-    assert form_fields(b"preamble\r\n" + body, "multipart/form-data; boundary=bnd")["model"] == "whisper"
+    assert form_fields(body[:-2], 'Multipart/Form-Data; charset="utf-8"; Boundary=bnd')["model"] == "whisper"
+
+
+A, B = ('name="model"', b"a"), ('name="model"', b"b")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"preamble\r\n" + form(A),
+        form(A) + form(B),  # text behind the end
+        form(A) + b"\r\n--bnd\r\n",
+        form(A, B),
+        form(A, ("name=model", b"b")),
+        form(A, ('name="mo\\del"', b"b")),
+        form(A, ("name*=utf-8''model", b"b")),
+        form(A, ('name*0="mo"; name*1="del"', b"b")),
+        form(A, ('x-name="model"', b"b")),
+        form(A, ('name="x"; name="model"', b"b")),
+        form(A, ('name="x"\r\nContent-Disposition: form-data; name="model"', b"b")),
+        form(A, ('name="x"\r\n ; name="model"', b"b")),
+        form(A, ('name="x"\nContent-Disposition: form-data; name="model"', b"b")),
+        form(A, ('filename="model"', b"b")),
+        form(('name="model"; filename="x"', b"a")),
+        form(('name="model"', b"a" * 70_000)),
+        form(A, ('name="x"; filename="' + "y" * 9000 + '"', b"")),
+        form(A, *[(f'name="f{n}"', b"") for n in range(200)]),
+        form(A).replace(b"\r\n", b"\n"),
+        form(A)[:-9],
+        form(A).replace(b"--bnd--", b"--bndx--"),
+        b"--bnd\r\n\r\na\r\n--bnd--",
+    ],
+)
+def test_a_form_that_two_readers_could_take_differently_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_call(AUDIO, body, "multipart/form-data; boundary=bnd")
+    assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["multipart/form-data; boundary=bnd; boundary=x", "multipart/form-data; x-boundary=bnd",
+     "multipart/form-data; boundary=x; x-boundary=bnd", 'multipart/form-data; boundary="b\\nd"',
+     "multipart/form-datax; boundary=bnd",
+     "multipart/form-data; boundary*=utf-8''bnd"],
+)  # fmt: skip
+def test_a_boundary_that_two_readers_could_take_differently_is_refused(kind: str) -> None:
+    with pytest.raises(ApiError):
+        form_fields(form(A), kind)
+
+
+def test_a_model_that_no_log_could_hold_is_refused() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_call(CHAT, b'{"model": "\\ud800"}')
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "model")
+    assert parse_call(CHAT, b'{"model": "\\ud83d\\ude00"}').model == "\U0001f600"
 
 
 @pytest.mark.parametrize(

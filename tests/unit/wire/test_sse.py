@@ -114,3 +114,8 @@ def test_data_lines_are_joined() -> None:
     assert data_of(b"id: 1\ndata: a\ndata: b\n\n") == b"a\nb"
     assert data_of(b"event: x\n\n") is None
     assert sse.chunk(b"ab") == b"2\r\nab\r\n"
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_an_event_nested_without_end_has_a_kind(shape: Shape) -> None:
+    assert kind(b'data: {"error":' + b"[" * 100_000 + b"\n\n", shape) in Kind

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -53,3 +54,10 @@ def test_text_that_looks_like_usage_is_not(text: str) -> None:
 @given(st.binary(max_size=100))
 def test_nothing_raises(body: bytes) -> None:
     find_usage(b'"usage":{' + body)
+
+
+@pytest.mark.parametrize("piece", [b'"usage":{', b'{"usage":', b'"usage":{"a":[', b'"usage"' + b" " * 50])
+def test_a_hostile_body_costs_little(piece: bytes) -> None:
+    begun = time.process_time()
+    assert find_usage(piece * 200_000) is None
+    assert time.process_time() - begun < 1
