@@ -134,8 +134,7 @@ class App:
         self._inherited = bool(passed.get(PUBLIC))
         public = adopt(passed.get(PUBLIC, [])) or [bind(address) for address in gateway.listen]
         admin = adopt(passed.get(ADMIN, [])) or [bind(gateway.admin_listen)]
-        stall = gateway.timeouts.stall
-        self.listeners = [Listener(s, self.server, self.tasks, self.warn, self._tls, unread=stall) for s in public]
+        self.listeners = [Listener(s, self.server, self.tasks, self.warn, self._tls) for s in public]
         self._admin_listeners = [Listener(s, self._admin, self.tasks, self.warn) for s in admin]
         await self._open_control()
         await self._probe_remote()
@@ -264,6 +263,7 @@ class App:
             self.engines.refresh(now, clock.wall())
             if now - self._reported_at >= REPORT:
                 self._measure(now)
+                self.server.end_unread(now, self.settings.timeouts.stall)
                 if not self.draining:
                     notify.status(self.status_line())
 

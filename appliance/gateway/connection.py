@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 
 from appliance import clock
@@ -26,6 +26,9 @@ SERVER = "llm-appliance"  # instead of aiohttp's name and version
 MAX_HEADERS = 128
 MAX_LINE = 16384
 KEEPALIVE = 75.0  # seconds that a connection may be idle, before its first request too
+
+
+LINGER = 2.0  # seconds in which a client that still sends may take notice of its refusal
 
 
 class Pump(Protocol):
@@ -44,8 +47,9 @@ class Pump(Protocol):
 class ClientConnection(RequestHandler):
     """One connection; at most one call runs on it at a time."""
 
-    __slots__ = ("heads", "pump")
+    __slots__ = ("body", "heads", "pump")
 
+    body: StreamReader | None  # of the newest request
     pump: Pump | None
     heads: dict[ClientConnection, float]  # the server's: where a connection stands while it sends a request's head
 
@@ -75,17 +79,16 @@ class ClientConnection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # Waiting for a request, and no message came of these bytes: a head has begun.
-        waiter = self._waiter
-        if waiter is not None and not waiter.done() and not self._messages:
-            self.heads.setdefault(self, clock.monotonic())
-        else:
+        if self._messages:
+            self.body = self._messages[-1][1]
             self.heads.pop(self, None)
+        elif not self._request_in_progress and (self.body is None or self.body.is_eof()):
+            self.heads.setdefault(self, clock.monotonic())  # no message came of these bytes: a head has begun
 
     def head_is_late(self) -> None:
         """The request's head took too long: say so, and end."""
         transport = self.transport
-        if transport is not None:
+        if transport is not None and not self._request_in_progress and not self._messages:
             answer = _answer(transport)
             answer.refuse(ApiError("invalid_request", "the head of the request did not arrive in time"))
             self.force_close()
@@ -129,6 +132,7 @@ class ClientServer(web.Server):
         self._handler = handler
         self._log = ServerLog(report)
         self._heads: dict[ClientConnection, float] = {}  # connections in a request's head, oldest first
+        self._unread: dict[RequestHandler, tuple[int, float]] = {}  # bytes that wait for a client, and since when
 
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
         fault = headers.request_fault(request.method, (request.version.major, request.version.minor), request.headers)
@@ -144,10 +148,10 @@ class ClientServer(web.Server):
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,
             max_headers=MAX_HEADERS,
-            lingering_time=5.0,
+            lingering_time=LINGER,
             auto_decompress=False,
         )
-        connection.pump = None
+        connection.pump = connection.body = None
         connection.heads = self._heads
         return connection
 
@@ -159,6 +163,22 @@ class ClientServer(web.Server):
                 return
             del self._heads[connection]
             connection.head_is_late()
+
+    def end_unread(self, now: float, limit: float) -> None:
+        """End connections whose answer is complete, but whose client has taken nothing of it for `limit` seconds.
+
+        To close such a connection is not enough: that waits for what is unsent.
+        """
+        before, self._unread = self._unread, {}
+        for connection, transport in self._connections.items():
+            unsent = transport.get_write_buffer_size()
+            if not unsent or getattr(connection, "pump", None) is not None:  # a running call has deadlines of its own
+                continue
+            size, since = before.get(connection, (unsent, now))
+            if size == unsent and now - since > limit:
+                transport.abort()
+            else:
+                self._unread[connection] = (unsent, since if size == unsent else now)
 
     def busy(self) -> int:
         """Connections with a request that is read, waits or is answered."""

@@ -13,6 +13,7 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 FRAMES = 6  # of the innermost calls
+_CLIENTS = (HttpProcessingError, ClientPayloadError, web.RequestPayloadError, ConnectionError)  # what clients cause
 
 
 def place(error: BaseException | None) -> str:
@@ -35,7 +36,7 @@ class ServerLog:
 
     def exception(self, message: str, *arguments: object, exc_info: BaseException | None = None) -> None:
         """A fault while a request was handled; a body that cannot be read is none of ours."""
-        if not isinstance(exc_info, (HttpProcessingError, ClientPayloadError, web.RequestPayloadError)):
+        if not isinstance(exc_info, _CLIENTS):
             self._report(f"a request failed: {place(exc_info)}")
 
     error = exception

@@ -69,7 +69,8 @@ class Handler:
             shape=Shape.ANTHROPIC if path.startswith("/v1/messages") else Shape.OPENAI,
             request_id=headers.request_id(request.headers.get("X-Request-Id", "")) or secrets.token_hex(16),
             http11=request.version >= (1, 1),
-            keep_alive=request.keep_alive and not self._host.draining,
+            # The parser drops what follows a declined upgrade, so nothing may follow it.
+            keep_alive=request.keep_alive and not self._host.draining and "Upgrade" not in request.headers,
             extra=cors_fields(self._host.config, request),
         )
         answer.bodyless = request.method == "HEAD"

@@ -91,12 +91,9 @@ class Listener:
         tasks: Tasks,
         report: Callable[[str], None],
         tls: ssl.SSLContext | None = None,
-        *,
-        unread: float = 120.0,
     ) -> None:
         self.socket = listener
         self._factory, self._tasks, self._report, self._tls = factory, tasks, report, tls
-        self._unread = round(unread * 1000)  # ms in which a client must take something of what waits for it
         self._loop = asyncio.get_running_loop()
         self._accepting = self._stopped = self._troubled = False
         listener.setblocking(False)
@@ -156,8 +153,6 @@ class Listener:
             connection.setblocking(False)
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                # Else a client that never reads keeps its connection for ever: to close waits for what is unsent.
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._unread)
             self._tasks.start(self._connect(connection), "accept")
 
     def _resume(self) -> None:

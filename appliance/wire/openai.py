@@ -124,7 +124,15 @@ def model_card(name: str, root: str, created: int) -> dict[str, object]:
     return {"id": name, "object": "model", "created": created, "owned_by": "llm-appliance", "root": root}
 
 
+# What a large body may hold: parsing stops all other work, and a value of two bytes takes fifty in memory. Counted
+# cheaply, so the same signs inside texts count as well; a prompt of a million tokens stays far below.
+LARGE = 1 << 20
+MAX_VALUES, MAX_CONTAINERS = 500_000, 250_000
+
+
 def _json_object(body: bytes) -> dict[str, object]:
+    if len(body) > LARGE and (body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS):
+        raise ApiError("invalid_json", "the body holds too many values to be a request")
     try:
         value = _DECODER.decode(body.decode("utf-8"))
     except UnicodeDecodeError:
