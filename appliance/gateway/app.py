@@ -28,6 +28,7 @@ from .exchange import Exchange
 from .faults import loop_handler, place
 from .fetch import get
 from .handler import Handler
+from .learning import learn
 from .ledger import Ledger, Record
 from .listeners import Listener, adopt, bind
 from .metrics import Metrics
@@ -141,6 +142,7 @@ class App:
         self._core.start(self._tick(), "tick")
         self._core.start(self._poll(), "poll")
         self._core.start(self._probe(), "probe")
+        self._core.start(learn(self.engines), "learn")
         self._core.start(self._watchdog(), "watchdog")
         self._core.start(self.allowances.keep(), "allowances")
         for listener in [*self.listeners, *self._admin_listeners]:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import cast
 
 from appliance import clock, names
-from appliance.config.model import Config, Engine
+from appliance.config.model import Auto, Config, Engine
 from appliance.errors import ApiError
 from appliance.host.files import read_json
 from appliance.host.places import Places
 from appliance.policy.admission import Admission, Lease, Outcome, Refuse, Ticket, limit_of
 from appliance.policy.availability import RuntimeSeen, Seen, serves, unavailable
+from appliance.policy.concurrency import ConcurrencyLimit
 
 from .upstream import Pool, Target, remote_target
 
@@ -80,6 +81,8 @@ class Replica:
         self.failed_at: float | None = None
         self.up = False  # whether it gets calls, as the last look found
         self.last_byte_at: float | None = None  # monotonic, from calls that have ended
+        self.adaptive = ConcurrencyLimit(limit_of("auto", None))
+        self._start = ""
 
     def failed(self, now: float) -> None:
         """A connect did not work."""
@@ -87,6 +90,14 @@ class Replica:
         self.up = False
         if self.remote:
             self.reachable = False
+
+    def look(self) -> None:
+        """Read the state file; another start of the engine is an engine of which nothing is known."""
+        if self.state.refresh():
+            self.failed_at = None
+            if self._start != (start := self.state.text("start")):
+                self._start = start
+                self.adaptive.reset()
 
     def worked(self) -> None:
         """An engine that answered a connect is there."""
@@ -148,6 +159,7 @@ class Engines:
         self._loop = loop
         self.groups: dict[str, Group] = {}
         self.by_model: dict[str, Group] = {}
+        self._limits: int | Auto = "auto"
         where = Places(run=run)
         self.fleet = StateFile(where.under_run(names.FLEET_STATE))
         self.runtime = StateFile(where.under_run(names.RUNTIME_STATE))
@@ -199,17 +211,24 @@ class Engines:
         for group in self.groups.values():
             serving = False
             for replica in group.replicas.values():
-                if replica.state.refresh():
-                    replica.failed_at = None
+                replica.look()
                 up = replica.up = self.serving(replica, now)
                 serving = serving or up
-                group.admission.set_replica(
-                    replica.name, limit=limit_of(self._limits, group.engine.vllm.get("max_num_seqs")), serving=up
-                )
+                replica.adaptive.resize(limit_of("auto", group.engine.vllm.get("max_num_seqs")))
+                group.admission.set_replica(replica.name, limit=self.limit(replica), serving=up)
                 replica.pool.trim()
             if group.waiters and not serving:
                 group.refuse_waiting(self.unavailable(group, group.engine.served[0], epoch))
             group.admit_waiting(now)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the limits are learned rather than configured."""
+        return self._limits == "auto"
+
+    def limit(self, replica: Replica) -> int:
+        """Calls that may be in flight at a replica now."""
+        return self._limits if isinstance(self._limits, int) else replica.adaptive.limit
 
     def serving(self, replica: Replica, now: float) -> bool:
         """Whether a replica gets calls."""

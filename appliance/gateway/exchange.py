@@ -52,6 +52,7 @@ class Exchange:
         self.commented = False
         self.left = False
         self.resent = 0
+        self.first_told = not call.stream  # only a stream's first byte is its first token
         self.ending: ApiError | None = None  # set once: what `stop` asked for
 
     # --- the client's connection ----------------------------------------------------------------------------------
@@ -85,6 +86,7 @@ class Exchange:
         finally:
             if self.relay is not None:
                 self.relay.finish(End.LEFT)
+            self._tell_first_token(clock.monotonic())
             if self.relay is not None and self.replica is not None:
                 self.replica.last_byte_at = max(self.replica.last_byte_at or 0.0, self.relay.last_at)
             if lease is not None:
@@ -199,6 +201,8 @@ class Exchange:
         settings = self.settings()
         timeouts = settings.timeouts
         relay = self.relay
+        if not self.first_told:
+            self._tell_first_token(now)
         if relay is not None and not relay.done:
             if relay.paused_at is not None:
                 if now - relay.paused_at > timeouts.stall:
@@ -216,6 +220,13 @@ class Exchange:
                 return
         if self.call.stream and not self.answer.ended and not self.left:
             self._comment(now, settings.stream.keepalive)
+
+    def _tell_first_token(self, now: float) -> None:
+        """Let the engine's limit learn when the first token came, once."""
+        relay, replica = self.relay, self.replica
+        if self.first_told or relay is None or replica is None or (relay.first_at is not None and relay.status != 200):
+            return
+        self.first_told = replica.adaptive.first_token(self.call.size, relay.sent_at, relay.first_at, now)
 
     def _comment(self, now: float, keepalive: float) -> None:
         relay = self.relay

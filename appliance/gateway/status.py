@@ -146,6 +146,7 @@ def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[s
         "ready": number_of(replica.state.value, "ready"),
         "in_flight": group.admission.in_flight(replica.name),
         "limit": group.admission.limit(replica.name),
+        "limit_reason": replica.adaptive.reason if state.engines.adapts else "configured",
     }
 
 

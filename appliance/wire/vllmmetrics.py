@@ -17,6 +17,7 @@ PROMPTED = "vllm:prompt_tokens_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
+_READ = (RUNNING, WAITING, *KV_USAGE, GENERATED, PROMPTED, PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,10 @@ def read_metrics(text: str) -> EngineMetrics:
     """What an exposition of vLLM says."""
     sums: dict[str, float] = {}
     peaks: dict[str, float] = {}
-    for sample in samples(text):
-        if sample.name.startswith(PREFIX):
-            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-            peaks[sample.name] = max(peaks.get(sample.name, sample.value), sample.value)
+    # An exposition has a thousand lines of histograms: they are passed over unread.
+    for sample in samples("\n".join(line for line in text.split("\n") if line.startswith(_READ))):
+        sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+        peaks[sample.name] = max(peaks.get(sample.name, sample.value), sample.value)
     kv_usage: Maybe[float] = next((peaks[name] for name in KV_USAGE if name in peaks), UNKNOWN)
     return EngineMetrics(
         running=sums.get(RUNNING, UNKNOWN),

@@ -16,6 +16,7 @@ body, for all later requests) or from the words `[[fault:SCRIPT]]` anywhere in o
     split         every byte in its own write
     comments=S    `: keep-alive` each S seconds of silence   noframe     answer delimited by the end of the connection
     merge         all events in one write                    eof=N       end the chunked body after N events, no [DONE]
+    waiting=N kv=SHARE preempted=N   what /metrics says (-1: says nothing of it)
 
 `GET /_fake/log` tells every request: path, headers, body size, `stream_options`, when it began, ended, was aborted,
 and how many events were sent.
@@ -70,13 +71,17 @@ class Engine:
         labels = f'{{engine="0",model_name="{self.model}"}}'
         rows = (
             ("num_requests_running", "gauge", "Number of requests in model execution batches.", float(self.running)),
-            ("num_requests_waiting", "gauge", "Number of requests waiting to be processed.", 0.0),
-            ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", 0.125),
+            ("num_requests_waiting", "gauge", "Number of requests waiting to be processed.",
+             self.fault.get("waiting", 0.0)),
+            ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", self.fault.get("kv", 0.125)),
+            ("num_preemptions_total", "counter", "Cumulative number of preemption from the engine.",
+             self.fault.get("preempted", 0.0)),
             ("generation_tokens_total", "counter", "Number of generation tokens processed.", float(self.generated)),
-        )
+        )  # fmt: skip
         return "".join(
             f"# HELP vllm:{name} {text}\n# TYPE vllm:{name} {kind}\nvllm:{name}{labels} {value}\n"
             for name, kind, text, value in rows
+            if value >= 0
         )
 
 

@@ -123,7 +123,7 @@ def test_reload_takes_keys_and_limits_and_says_so(
     start: Start, engine: FakeEngine, manager: Manager, tmp_path: Path
 ) -> None:
     gateway = start(config(remote(engine.url)), NOTIFY_SOCKET=str(manager.path))
-    assert gateway.admin("/status")["engines"][0]["replicas"][0]["limit"] == 256
+    assert gateway.admin("/status")["engines"][0]["replicas"][0]["limit"] == 32
     with gateway.open("POST", CHAT, fault("gap=0.05,tokens=40", stream=True)) as stream:
         stream.read(10)
         text = config(remote(engine.url, served_names=["new-name"]), gateway="[gateway.admission]\nmax_in_flight = 9")
