@@ -68,7 +68,7 @@ ROWS: tuple[Row, ...] = (
     Row("gateway.cors_origins", "origins", (), 'Origins whose pages may call the API from a browser; "*" is any.',
         '["https://chat.example.org"]', "reload"),
     Row("gateway.admission.max_in_flight", "int", "auto", 'Requests at work at once on each engine; "auto" adapts to '
-        "what the engine can take.", "64", "reload", 1, 100_000, word=AUTO),
+        "what the engine can take, up to its max_num_seqs.", "64", "reload", 1, 100_000, word=AUTO),
     Row("gateway.admission.queue_size", "int", 512, "Requests that may wait; one more is answered 429 queue_full.",
         "128", "reload", 0, 1_000_000),
     Row("gateway.admission.queue_timeout", "duration", 60.0, "The longest wait; then 429 queue_timeout.", '"30s"',

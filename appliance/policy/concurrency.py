@@ -122,7 +122,7 @@ class ConcurrencyLimit:
         excess = self._excess(before, reading)
         preempted = _grown(before, reading)
         if late > LATE:
-            self._cut(self.limit * (0.85 if late < 0.3 else 0.7), LATE_FIRST, now)
+            self._cut(self.limit * (0.9 if late < 0.3 else 0.7), LATE_FIRST, now)
         elif excess > 0:
             self._cut(max(self.limit - excess, self.limit * 0.6), "calls wait inside the engine", now)
         elif preempted > 0.02 * self.limit:
