@@ -184,7 +184,7 @@ def simulate(
     seed: int,
     limit: ConcurrencyLimit | int,
     events: Sequence[Event] = (),
-    queue_size: int = 128,
+    queue_size: int = 16,
 ) -> Run:
     """Offer `rate` calls a second for so long; `limit` is a fixed number or learns as it goes."""
     chance = random.Random(seed)
