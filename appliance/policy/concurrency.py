@@ -6,6 +6,11 @@ gives none, and not from the duration of calls, for a long answer is no sign of 
 
 Laws: floor <= limit <= ceiling; the limit never grows while fewer than half its permits are in use, nor on readings
 that are UNKNOWN altogether; what a call did that was sent before the last cut is no reason for another cut.
+
+On a simulated engine offered three times its capacity (tests/unit/policy/test_concurrency_simulated.py: asked 0.95 of
+the best fixed limit's goodput, 95th percentile of first tokens within 1.00 of the target) it reaches 0.98 to 1.00 and
+0.06 to 0.61, and from 30 s after the capacity halved or doubled 0.97 to 1.02 and 0.08 to 0.41. It misses where calls
+are few: 0.94 and 1.05 at 3.4 calls a second after the speed halved, 0.87 and 1.81 on an engine of 1.5 calls a second.
 """
 
 from __future__ import annotations
