@@ -68,7 +68,8 @@ def test_late_first_tokens_make_it_fall(start: Start, fake: FakeEngine) -> None:
         assert replica(gateway)["limit_reason"] == "first tokens are late"
 
 
-def test_another_start_of_the_engine_begins_anew(start: Start, tmp_path: Path) -> None:
+def test_a_restart(start: Start, tmp_path: Path) -> None:
+    """Another start of the engine begins anew. (The name is short for the socket's path is bounded.)"""
     path = tmp_path / "gateway0" / "run" / "engines" / "chat" / "vllm.sock"
     path.parent.mkdir(parents=True)
     fake = FakeEngine(uds=path)
