@@ -15,7 +15,7 @@ from typing import Any
 
 from appliance import clock, names
 from appliance.config import source
-from appliance.errors import EXIT_FOUND, EXIT_OK, ConfigInvalid, Failed, Unreachable, UsageError
+from appliance.errors import EXIT_FOUND, EXIT_OK, Failed, Unreachable, UsageError
 from appliance.host import auditfiles, keystore
 from appliance.quantity import parse_duration
 from appliance.wire import auditchain
@@ -50,16 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def directory(config_path: str) -> str:
-    """The ledger's directory by a configuration; also by one that has errors elsewhere. Raises ConfigInvalid."""
-    found = source.effective(config_path)
-    if found.config is not None:
-        return found.config.audit.directory
-    audit = found.raw.get("audit")
-    if isinstance(audit, dict) and isinstance(audit.get("directory"), str):
-        return str(audit["directory"])
-    if config_path == names.CONFIG_FILE:
-        return names.AUDIT
-    raise ConfigInvalid(found.problems)
+    """The ledger's directory by a configuration. Raises ConfigInvalid."""
+    return source.path_setting(config_path, "audit", "directory", names.AUDIT)
 
 
 # --- verify -------------------------------------------------------------------------------------------------------

@@ -70,16 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def keys_file(config_path: str) -> str:
-    """The keys file by a configuration; also by one that has errors elsewhere, so that keys can always be managed."""
-    found = source.effective(config_path)
-    if found.config is not None:
-        return found.config.auth.keys_file
-    auth = found.raw.get("auth")
-    if isinstance(auth, dict) and isinstance(auth.get("keys_file"), str):
-        return str(auth["keys_file"])
-    if config_path == names.CONFIG_FILE:
-        return names.KEYS_FILE
-    raise ConfigInvalid(found.problems)
+    """The keys file by a configuration. Raises ConfigInvalid."""
+    return source.path_setting(config_path, "auth", "keys_file", names.KEYS_FILE)
 
 
 def _show(key: keystore.Key, secret: str, as_json: bool) -> int:

@@ -109,6 +109,22 @@ def snapshot(path: str = names.CONFIG_FILE) -> bytes:
     return f"{head}{toml.document(found.raw)}".encode()
 
 
+def path_setting(path: str, section: str, key: str, packaged: str) -> str:
+    """A path that commands need also while the file has errors elsewhere, so that keys can always be managed.
+
+    `packaged` is the default, which holds for the packaged file alone. Raises ConfigInvalid where nothing tells.
+    """
+    found = effective(path)
+    if found.config is not None:
+        return str(getattr(getattr(found.config, section), key))
+    table = found.raw.get(section)
+    if isinstance(table, dict) and isinstance(table.get(key), str):
+        return str(table[key])
+    if path == names.CONFIG_FILE:
+        return packaged
+    raise ConfigInvalid(found.problems)
+
+
 def _load(files: list[str]) -> Effective:
     merged = _Merged()
     problems: list[Problem] = []

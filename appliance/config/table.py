@@ -97,8 +97,8 @@ ROWS: tuple[Row, ...] = (
         '"/srv/llm/audit"', "reload"),
     Row("audit.retention", "duration", 90 * DAY, "How long ledger lines are kept.", '"365d"', "reload", HOUR,
         3650 * DAY),
-    Row("audit.log_prompts", "bool", False, "Whether the ledger also holds prompts and answers. They are personal "
-        "data.", "true", "reload"),
+    Row("audit.log_prompts", "bool", False, "Without effect in this version: the ledger never holds prompts or "
+        "answers.", "true", "reload"),
     # --- supervisor ----------------------------------------------------------------------------------------------
     Row("supervisor.interval", "duration", 2.0, "Time between two observations.", '"5s"', "live", 0.1, 60),
     Row("supervisor.mode", "choice", "act", 'What follows a verdict: "act", or "observe": judge and log, touch '
