@@ -141,7 +141,7 @@ class StateFile:
     value: str
 
 
-# --- findings: what formats make of lines -------------------------------------------------------------------------------
+# --- findings: what formats make of lines -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
