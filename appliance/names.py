@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 # --- configuration ---------------------------------------------------------------------------------------------
 CONFIG_FILE = "/etc/llm-appliance/config.toml"
 LAST_GOOD_NAME = "last-good.toml"  # beside the configuration file
+REJECTED_NAME = "rejected.json"  # beside it: settings that were applied and rolled back
 DROPIN_DIRECTORY = "config.d"  # beside the configuration file
 KEYS_FILE = "/etc/llm-appliance/keys.toml"
 
@@ -28,6 +29,10 @@ GATEWAY_STATE = f"{STATE}/gateway"
 KEY_USE = f"{GATEWAY_STATE}/use.json"  # tokens of the day and the month, for each key
 CACHE = "/var/cache/llm-appliance"
 AUDIT = "/var/log/llm-appliance/audit"
+
+# Trees that the units' sandboxes replace by empty ones; what is needed from them is mounted.
+HOMES = ("/home", "/root", "/run/user")
+HIDDEN = (*HOMES, "/tmp", "/var/tmp")
 
 # --- live state, one writer each -----------------------------------------------------------------------------------
 RUN = "/run/llm-appliance"

@@ -3,9 +3,10 @@
     1. check: an invalid file ends here, with every problem and nothing changed
     2. say what changes and what it costs; --dry-run ends here
     3. complete the runtime and the models that the new configuration needs, while the old one serves
-    4. remember it as the last good one, let the generator make the units
-    5. the gateway takes it over (a changed address restarts it with its sockets)
-    6. the supervisor restarts the changed engines, one after the other, and tells how it goes
+    4. let the generator make the units; the gateway takes it over (a changed address restarts it with its sockets)
+    5. the supervisor restarts the changed engines, one after the other, and tells how it goes
+    6. it worked: it is the last good configuration. An engine did not start that served before, or that is new: the
+       settings are set aside and the last good configuration comes back the same way (--no-rollback leaves it)
 
 Killed or refused in between, it can simply be run again.
 """
@@ -13,29 +14,50 @@ Killed or refused in between, it can simply be run again.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from appliance import names
 from appliance.config import diff, source
 from appliance.config.model import Config
-from appliance.errors import EXIT_OK, ConfigInvalid, Failed, Unreachable
+from appliance.errors import EXIT_FOUND, EXIT_OK, ConfigInvalid, Failed, Unreachable, UsageError
 from appliance.host import files, modelstore, places, systemd
+from appliance.units.render import units
 
-from . import output
-from .changes import RESTART, Costs, costs, lines
+from . import output, rollback
+from .changes import RESTART, Costs, costs, lines, listed
 from .runtimejob import run_job
-from .supervisorclient import follow, silence
+from .supervisorclient import ended, followed, silence
 
 GATEWAY_DEADLINE_S = 180.0  # a drain takes up to TimeoutStopSec= of the gateway
 RELOAD_DEADLINE_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one configuration to another: what differs, what it costs, and the text that last-good.toml gets."""
+
+    path: str
+    old: Config | None
+    new: Config
+    text_digest: str
+    snapshot: bytes
+    changed: tuple[diff.Change, ...]
+    price: Costs
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`[--dry-run] [--yes]`."""
+    """`[--dry-run] [--units] [--yes] [--no-rollback] [--json]`."""
     parser.add_argument("--dry-run", action="store_true", help="say what would change and what it costs, do nothing")
+    parser.add_argument("--units", action="store_true", help="show how the text of units changes, too")
     parser.add_argument("--yes", action="store_true", help="do not ask before engines that serve are restarted")
+    parser.add_argument(
+        "--no-rollback", action="store_true", help="keep the new configuration also when an engine does not start"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,9 +68,15 @@ def run(args: argparse.Namespace) -> int:
     for problem in found.problems:
         output.note(f"{problem.severity}: {problem}")
     old = source.last_good(args.config).config
-    changed = diff.changes(old, found.config) if old is not None else ()
-    price = costs(changed, old, found.config)
-    _say(old, changed, price)
+    step = _step(args.config, old, found.config, found.text_digest)
+    if args.json:
+        if not args.dry_run:
+            raise UsageError("--json shows a plan: give --dry-run with it")
+        output.print_json(listed(step.changed, step.price))
+        return EXIT_OK
+    _say(step)
+    if args.units:
+        sys.stdout.writelines(_unit_changes(step))
     if args.dry_run:
         return EXIT_OK
     if not systemd.is_running():
@@ -58,16 +86,47 @@ def run(args: argparse.Namespace) -> int:
         )
     if os.geteuid() != 0:
         raise Unreachable("only root may apply a configuration", hint="sudo llm-appliance apply")
-    if price.restarted and not args.yes and not _agreed(price):
+    if step.price.restarted and not args.yes and not _agreed(step.price):
         raise Failed("nothing was changed")
-    return _apply(args.config, found.config, price)
+    return _apply(step, keep=args.no_rollback)
 
 
-def _apply(path: str, config: Config, price: Costs) -> int:
-    missing = _missing(config)
-    if missing or price.runtime:
+def _step(path: str, old: Config | None, new: Config, text_digest: str) -> Step:
+    changed = diff.changes(old, new) if old is not None else ()
+    return Step(path, old, new, text_digest, source.snapshot(path), changed, costs(changed, old, new))
+
+
+def _apply(step: Step, *, keep: bool) -> int:
+    missing = _missing(step.new)
+    if missing or step.price.runtime:
         _complete(missing or "another runtime is wanted")
-    _remember(path)
+        if source.load(step.path).text_digest != step.text_digest:
+            raise Failed("nothing was applied: the configuration was edited meanwhile", hint="llm-appliance apply")
+    served = rollback.serving()
+    rollback.accept(step.path)
+    end = _into_force(step.price)
+    lost = end.get("lost")
+    back = not keep and isinstance(lost, list) and rollback.helps(lost, step.old, served)
+    if not back:
+        _remember(step)
+        return ended(end)
+    output.note(f"llm-appliance: {end.get('message')}")
+    return _roll_back(step, str(end.get("message") or "an engine did not start"))
+
+
+def _roll_back(step: Step, reason: str) -> int:
+    """The last good configuration comes into force again; the exit status is that of something that went wrong."""
+    print("rolling back to the last good configuration", flush=True)
+    rollback.reject(step.path, step.text_digest, reason)
+    assert step.old is not None
+    changed = diff.changes(step.new, step.old)
+    if ended(_into_force(costs(changed, step.new, step.old))) == EXIT_OK:
+        print(f"{step.path} is as you left it and not in force: correct it and apply it again", flush=True)
+    return EXIT_FOUND
+
+
+def _into_force(price: Costs) -> Mapping[str, object]:
+    """Units, gateway, engines, in that order; the supervisor's last word. Raises Failed, Unreachable."""
     done = systemd.ask(systemd.daemon_reload(), RELOAD_DEADLINE_S)
     if done.status != 0:
         raise Failed(f"systemctl daemon-reload: {done.errors.strip()}", hint="journalctl -b -p err")
@@ -75,7 +134,7 @@ def _apply(path: str, config: Config, price: Costs) -> int:
         _gateway(price.gateway == RESTART)
     systemd.ask(systemd.change("restart", names.CONFIG_CHECK_UNIT))  # red for a bad file, and for no longer than that
     try:
-        return follow("apply", silence_s=silence(True))
+        return followed("apply", silence_s=silence(True))
     except Unreachable as error:
         left = ", ".join(price.engines) or "none"
         raise Unreachable(
@@ -84,17 +143,27 @@ def _apply(path: str, config: Config, price: Costs) -> int:
         ) from None
 
 
-def _say(old: Config | None, changed: tuple[diff.Change, ...], price: Costs) -> None:
-    if old is None:
+def _say(step: Step) -> None:
+    if step.old is None:
         print("no configuration was applied before")
-    elif not changed:
+    elif not step.changed:
         print("no setting differs from the configuration that was applied last")
-    for line in lines(changed):
+    for line in lines(step.changed):
         print(line)
-    for instance, what in price.engines.items():
+    for instance, what in step.price.engines.items():
         print(f"engine {instance} {what}")
-    if price.gateway == RESTART:
+    if step.price.gateway == RESTART:
         print("the gateway is restarted with its sockets: open connections drop")
+
+
+def _unit_changes(step: Step) -> Iterator[str]:
+    """Unified differences of what the generator makes."""
+    before = units(step.old, step.path) if step.old is not None else {}
+    after = units(step.new, step.path)
+    for name in sorted({*before, *after}):
+        old, new = ((side.get(name, "") or "").splitlines(keepends=True) for side in (before, after))
+        gone, came = ("/dev/null" if name not in side else name for side in (before, after))
+        yield from difflib.unified_diff(old, new, gone, came)
 
 
 def _agreed(price: Costs) -> bool:
@@ -131,11 +200,11 @@ def _complete(why: str) -> None:
         raise Failed(f"nothing was applied: {error.message}", hint=error.hint) from error
 
 
-def _remember(path: str) -> None:
+def _remember(step: Step) -> None:
     """Write last-good.toml beside the file, for the same readers as the file."""
-    target = Path(path).parent / names.LAST_GOOD_NAME
-    like = os.stat(path)
-    files.replace(target, source.snapshot(path), like.st_mode & 0o777)
+    target = Path(step.path).parent / names.LAST_GOOD_NAME
+    like = os.stat(step.path)
+    files.replace(target, step.snapshot, like.st_mode & 0o777)
     os.chown(target, like.st_uid, like.st_gid)
 
 

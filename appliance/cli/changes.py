@@ -13,6 +13,7 @@ from appliance.quantity import format_duration
 from appliance.units.render import engine_digest
 
 RELOAD, RESTART = "reload", "restart"
+_EFFECTS = {"live": "at once", "reload": "at once", "restart": "by a restart"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,26 @@ def lines(changes: Sequence[Change]) -> Iterator[str]:
         if change.key.startswith("engine.env."):
             yield f"{place}: {'removed' if change.new is None else 'new' if change.old is None else 'changed'}"
         else:
-            yield f"{place}: {_value(change.old)} -> {_value(change.new)}"
+            yield f"{place}: {_value(change.old)} -> {_value(change.new)} ({_EFFECTS[change.effect]})"
+
+
+def listed(changes: Sequence[Change], price: Costs) -> dict[str, object]:
+    """The same for programs; values of an engine's environment are left out."""
+    secret = [change.key.startswith("engine.env.") for change in changes]
+    return {
+        "changes": [
+            {
+                "key": change.key,
+                "engine": change.engine,
+                "effect": change.effect,
+                **({} if hidden or change.key == "engine" else {"old": change.old, "new": change.new}),
+            }
+            for change, hidden in zip(changes, secret, strict=True)
+        ],
+        "engines": dict(price.engines),
+        "gateway": price.gateway or None,
+        "runtime": price.runtime,
+    }
 
 
 def _gateway(changes: Sequence[Change], *, first: bool) -> str:

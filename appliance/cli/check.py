@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from appliance import names
 from appliance.config import source
@@ -30,6 +31,9 @@ def run(args: argparse.Namespace) -> int:
     file = args.file or args.config
     found = source.load(file)
     problems = [*found.problems, *(host_problems(found) if found.config else ())]
+    set_aside = source.rejection(file, found)
+    if set_aside is not None:
+        problems.append(replace(set_aside, severity="warning"))
     errors = sum(problem.severity == "error" for problem in problems)
     if args.json:
         output.print_json(

@@ -220,7 +220,8 @@ def _advice(value: Mapping[str, Any]) -> Iterator[str]:
     if config.get("valid") is False:
         in_force = {"last-good": "the last good one is in force", "none": "nothing is in force"}
         yield ""
-        yield f"the configuration file is invalid, {in_force.get(str(config.get('origin')), 'it is not in force')}:"
+        then = in_force.get(str(config.get("origin")), "it is not in force")
+        yield f"the configuration file is invalid or was rolled back, {then}:"
         yield "    llm-appliance check"
     ledger = (value.get("gateway") or {}).get("ledger") or {}
     if ledger.get("problem"):

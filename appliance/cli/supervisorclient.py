@@ -50,18 +50,22 @@ def _values(lines: Iterator[bytes]) -> Iterator[Mapping[str, object]]:
             yield value
             if value.get("done"):
                 return
-    raise Unreachable("the supervisor ended before the order was done", hint=_hint())
 
 
 def follow(op: str, *, silence_s: float = ANSWER_S, **fields: object) -> int:
     """Give an order, print what happens, return the exit status: 0 done, else why not, in the supervisor's word."""
+    return ended(followed(op, silence_s=silence_s, **fields))
+
+
+def followed(op: str, *, silence_s: float = ANSWER_S, **fields: object) -> Mapping[str, object]:
+    """Give an order and print what happens until it is done; the last event. Raises Unreachable."""
     for event in order(op, silence_s=silence_s, **fields):
         if event.get("done"):
-            return _end(event)
+            return event
         text = sentence(event)
         if text:
             print(text, flush=True)
-    return EXIT_FOUND
+    raise Unreachable("the supervisor ended before the order was done", hint=_hint())
 
 
 def sentence(event: Mapping[str, object]) -> str:
@@ -76,7 +80,8 @@ def sentence(event: Mapping[str, object]) -> str:
     return ""
 
 
-def _end(event: Mapping[str, object]) -> int:
+def ended(event: Mapping[str, object]) -> int:
+    """Print how an order ended; the exit status that says it."""
     message = str(event.get("message") or "")
     if event.get("ok") is True:
         if message:

@@ -25,6 +25,7 @@ from appliance.config.model import Config
 from appliance.config.parse import Place, nowhere, parse
 from appliance.config.places import Path
 from appliance.errors import ConfigInvalid, Problem
+from appliance.host import files as disk
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,7 +52,7 @@ class Effective:
 
     `origin` says where `config` came from; `files` are those that were read for it. `text_digest` names the settings:
     equal for equal settings, whatever their comments, order of files or form. `raw` is the merged mapping that `config`
-    was read from, and `place(path)` the file and line of a key in it.
+    was read from, and `place(path)` the file and line of a key in it. `rolled_back`: the file is valid, and set aside.
     """
 
     config: Config | None
@@ -61,25 +62,42 @@ class Effective:
     text_digest: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     place: Place = field(default=nowhere, compare=False, repr=False)
+    rolled_back: bool = False
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems that make the file on disk invalid."""
+        """The problems that keep the file on disk from being in force."""
         return tuple(p for p in self.problems if p.severity == "error")
 
 
 def effective(path: str = names.CONFIG_FILE) -> Effective:
-    """The file with its drop-ins when it is valid, else last-good.toml beside it, else nothing; and the problems."""
+    """The file with its drop-ins, unless it is invalid or was rolled back: then last-good.toml beside it, else nothing.
+
+    The problems are those of the file. One that was rolled back and has nothing good beside it stays in force.
+    """
     found = load(path)
-    if found.config is not None or os.path.basename(path) == names.LAST_GOOD_NAME:
+    if os.path.basename(path) == names.LAST_GOOD_NAME:
+        return found
+    rejected = rejection(path, found) if found.config is not None else None
+    if found.config is not None and rejected is None:
         return found
     spare = last_good(path)
     if spare.config is None:
         return found
     return Effective(
-        config=spare.config, problems=found.problems, origin="last-good", files=spare.files,
-        text_digest=spare.text_digest, raw=spare.raw, place=spare.place,
+        config=spare.config, problems=(*found.problems, *([rejected] if rejected else ())), origin="last-good",
+        files=spare.files, text_digest=spare.text_digest, raw=spare.raw, place=spare.place,
+        rolled_back=rejected is not None,
     )  # fmt: skip
+
+
+def rejection(path: str, found: Effective) -> Problem | None:
+    """That these very settings were applied and rolled back, because an engine did not start with them."""
+    said = disk.read_json(os.path.join(os.path.dirname(path), names.REJECTED_NAME)) or {}
+    if not found.text_digest or said.get("text_digest") != found.text_digest:
+        return None
+    remedy = "correct it, then llm-appliance apply; apply tries the same settings again, too"
+    return Problem("", f"was rolled back: {said.get('reason') or 'an engine did not start with it'}", remedy, file=path)
 
 
 def load(path: str = names.CONFIG_FILE) -> Effective:

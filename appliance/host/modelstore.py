@@ -89,9 +89,13 @@ def directory_standing(path: str, user: str = names.ENGINE_USER) -> str:
 
 
 def _barred(path: str, entries: list[str], who: Account) -> str | None:
-    """The first of the path's parents and its files that a user may not enter or read."""
+    """The first of the path's parents and its files that a user may not enter or read.
+
+    Below a tree that the units hide, the directory is mounted for the engine, so that its parents bar nobody.
+    """
     parts = os.path.realpath(path).split("/")
-    for count in range(1, len(parts) + 1):
+    hidden = any(path.startswith(f"{tree}/") for tree in names.HIDDEN)
+    for count in range(len(parts) if hidden else 1, len(parts) + 1):
         parent = "/".join(parts[:count]) or "/"
         if not allowed(os.stat(parent), who, ENTER):
             return parent

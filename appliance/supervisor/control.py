@@ -4,7 +4,8 @@
     {"op": "hold", "engine": "chat", "reason": "..."}      until its units are down
     {"op": "resume", "engine": "chat", "wait": true}       wait: until it serves, failed, or the deadline
     {"op": "restart", "engine": "chat", "wait": true}
-    {"op": "apply", "deadline": 3600}                      the file on disk comes into force; until all is settled
+    {"op": "apply", "deadline": 3600}                      the file on disk comes into force; until all is settled, or
+                                                           `done` names the engines that were `lost` with it
 
 An engine's name stands for all its replicas, an instance's for itself. Changes need root or the supervisor's own user;
 the kernel says who asks. What was ordered is on record before the first event goes out: a caller that leaves changes
@@ -41,6 +42,14 @@ FIRST_LOOK_S = 15.0
 HOLD_MARGIN_S = 45.0  # on top of an engine's TimeoutStopSec=
 FOLLOW_DEADLINE_S = 3600.0
 LINE_LIMIT = 16384
+
+
+class Lost(Failed):
+    """Engines that an order was followed for and that do not serve without more ado."""
+
+    def __init__(self, engines: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{instance}: {reason}" for instance, reason in engines.items()))
+        self.engines = tuple(engines)
 
 
 class Control:
@@ -80,16 +89,19 @@ class Control:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         status = EXIT_FOUND
+        lost: tuple[str, ...] = ()
         try:
             request = await _read(reader)
             ok, message = await self._do(request, _peer(writer), writer)
         except ApplianceError as error:
+            lost = error.engines if isinstance(error, Lost) else ()
             ok, message, status = False, error.message, error.exit_status
         except ConnectionError:
             raise  # nobody is there to be told
         except OSError as error:
             ok, message = False, f"the supervisor cannot write its state: {error}"
-        await _send(writer, {"done": True, "ok": ok, "message": message} | ({} if ok else {"status": status}))
+        failed = {} if ok else {"status": status, "lost": lost}
+        await _send(writer, {"done": True, "ok": ok, "message": message, **failed})
 
     async def _do(self, request: Mapping[str, object], uid: int, writer: asyncio.StreamWriter) -> tuple[bool, str]:
         op = request.get("op")
@@ -156,8 +168,8 @@ class Control:
         self, writer: asyncio.StreamWriter, queue: asyncio.Queue[dict[str, object] | None], limit: float
     ) -> tuple[bool, str]:
         daemon = self._daemon
-        found = source.load(daemon.config_path)
-        if found.config is None:
+        found = source.effective(daemon.config_path)
+        if found.config is None or (found.errors and not found.rolled_back):
             raise ConfigInvalid(found.problems)
         new = desired_of(found.config)
         observed = await self._look(found, new)
@@ -207,10 +219,10 @@ class Control:
                 return settled
 
     def _settled(self, instances: Sequence[str], *, down: bool) -> tuple[bool, str] | None:
-        """How it ended; None while something is under way."""
+        """How it ended; None while something is under way. Raises Lost."""
         daemon = self._daemon
         wanted = {desired.instance for desired in daemon.desired}
-        open_, bad = [], []
+        open_, bad = [], {}
         for instance in instances:
             seen = daemon.observation.seen.get(instance, Seen())
             entry, record = daemon.fleet.entries.get(instance), daemon.ledger.records.get(instance, Record())
@@ -219,11 +231,11 @@ class Control:
                 if seen.unit in RUNNING or seen.unit is UnitState.STOPPING:
                     open_.append(instance)
             elif entry is not None and _is_lost(entry.view, record, daemon.observation):
-                bad.append(f"{instance}: {entry.view.cause or state}: {entry.view.reason}")
+                bad[instance] = f"{entry.view.cause or state}: {entry.view.reason}"
             elif state != "serving" or record.wanted:
                 open_.append(instance)
         if bad:
-            return False, "; ".join(bad)
+            raise Lost(bad)
         if open_:
             return None
         return True, f"{', '.join(instances)}: {'stopped' if down else 'settled'}"

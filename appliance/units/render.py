@@ -28,9 +28,6 @@ ENGINE_TEMPLATE = "/usr/lib/systemd/system/llm-engine@.service"
 START_MARGIN_S = 60.0  # to end what did not come up: three seconds for the stacks, 20 s for what is in a driver call
 STOP_MARGIN_S = 45.0  # the launcher's 15 s on top of vLLM's own grace, 20 s to kill, and some
 CPU_SHM = "2G"
-# Trees that the sandbox of the units replaces by empty ones.
-HOMES = ("/home", "/root", "/run/user")
-HIDDEN = (*HOMES, "/tmp", "/var/tmp")
 _NOT_STARTED_WITH = ("replicas", "priority", "startup_timeout", "remote", "remote_api_key_file")
 
 
@@ -188,13 +185,13 @@ def _mounts(read: list[str], written: list[str]) -> list[str]:
     lines = [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in read]
     for path in written:
         lines.append(f"{'BindPaths' if _hidden([path]) else 'ReadWritePaths'}={_quoted('-' + path)}")
-    home = any(_below(path, HOMES) for path in [*read, *written])
+    home = any(_below(path, names.HOMES) for path in [*read, *written])
     return ["ProtectHome=tmpfs", *lines] if home else lines
 
 
 def _hidden(paths: Iterable[str]) -> list[str]:
     """Those of the paths that the sandbox hides, each once."""
-    return [path for path in dict.fromkeys(paths) if _below(path, HIDDEN)]
+    return [path for path in dict.fromkeys(paths) if _below(path, names.HIDDEN)]
 
 
 def _below(path: str, trees: Iterable[str]) -> bool:

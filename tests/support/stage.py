@@ -104,7 +104,7 @@ class Stage:
         mark.write_text("") if there else mark.unlink(missing_ok=True)
 
     def digest(self, instance: str = "chat") -> str:
-        config = source.load(str(self.config)).config
+        config = source.effective(str(self.config)).config
         assert config is not None
         return engine_digest(config, instance)
 

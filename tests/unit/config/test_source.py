@@ -10,6 +10,7 @@ import pytest
 from appliance.config import source
 from appliance.config.model import Config
 from appliance.errors import ConfigInvalid
+from appliance.host import files
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus/config"
 
@@ -113,6 +114,36 @@ def test_a_bad_file_falls_back_to_the_last_good_one_and_says_why(config: Path) -
     assert found.text_digest == good.text_digest
     assert [problem.line for problem in found.errors] == [1]
     assert source.load(str(config)).config is None
+
+
+def test_settings_that_were_rolled_back_are_not_in_force_until_they_differ(config: Path) -> None:
+    config.write_text('[[engine]]\nmodel = "a/good"\n')
+    good = source.load(str(config))
+    config.write_text('[[engine]]\nmodel = "a/bad"\n')
+    bad = source.load(str(config))
+    said = {"text_digest": bad.text_digest, "at": 1.0, "reason": "default: kv-none: no room"}
+    files.replace_json(config.parent / "rejected.json", said)
+    assert source.effective(str(config)).config == bad.config  # nothing better is there
+    config.write_text('[[engine]]\nmodel = "a/good"\n')
+    (config.parent / "last-good.toml").write_bytes(source.snapshot(str(config)))
+    config.write_text('# a remark is no difference\n[[engine]]\nmodel = "a/bad"\n')
+    found = source.effective(str(config))
+    assert (found.config, found.origin, found.rolled_back) == (good.config, "last-good", True)
+    [problem] = found.errors
+    assert "was rolled back: default: kv-none: no room" in problem.message
+    assert "llm-appliance apply" in problem.remedy
+    assert source.load(str(config)).config == bad.config
+    config.write_text('[[engine]]\nmodel = "a/better"\n')
+    assert source.effective(str(config)).origin == "file"
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"{", b'{"v": 1}', b'{"v": 1, "text_digest": ""}', b'{"v": 1, "text_digest": 3}']
+)
+def test_a_torn_record_of_a_rollback_rejects_nothing(config: Path, torn: bytes) -> None:
+    (config.parent / "last-good.toml").write_bytes(source.snapshot(str(config)))
+    (config.parent / "rejected.json").write_bytes(torn)
+    assert source.effective(str(config)).origin == "file"
 
 
 def test_dropins_do_not_touch_the_last_good_one(config: Path) -> None:

@@ -4,6 +4,7 @@ import getpass
 import os
 from pathlib import Path
 
+from appliance import names
 from appliance.config.model import Config, Engine, Models
 from appliance.host import modelstore
 from appliance.host.modelstore import MISSING, READY, Model
@@ -66,3 +67,15 @@ def test_a_directory_that_engines_cannot_read(tmp_path: Path) -> None:
     os.chmod(path / "config.json", 0o600)
     problem = modelstore.directory_standing(str(path), user="nobody")
     assert "cannot be read by the user nobody; chmod -R a+rX" in problem
+
+
+def test_a_home_that_is_closed_bars_nobody(tmp_path: Path) -> None:
+    """The directory itself is mounted for the engine; what lies above it is not in its way."""
+    assert str(tmp_path).startswith(names.HIDDEN)
+    path = tmp_path / "closed" / "m"
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    os.chmod(path.parent, 0o700)
+    assert modelstore.directory_standing(str(path), user="nobody") == READY
+    os.chmod(path, 0o700)
+    assert "m cannot be read by the user nobody" in modelstore.directory_standing(str(path), user="nobody")

@@ -1,0 +1,240 @@
+"""`llm-appliance apply` as a process, against a supervisor on a stage."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Calling, call
+from tests.support.stage import CHAT, EMBED, Stage, unit
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="apply is for root")
+LARGER = CHAT + 'memory_max = "8GiB"\n' + EMBED
+
+
+@needs_root
+def test_apply_takes_effect_and_is_remembered(stage: Stage) -> None:
+    first = call(stage, "apply")
+    assert first.returncode == 0, first.stderr
+    kept = stage.config.parent / "last-good.toml"
+    assert "chat" in kept.read_text()
+    stage.write(CHAT + 'memory_max = "8GiB"\n[engine.env]\nHF_TOKEN = "hf_secret"\n' + EMBED)
+    before = stage.systemd.calls
+    planned = call(stage, "apply", "--dry-run")
+    assert planned.returncode == 0
+    assert "engine.memory_max of chat: (not set) -> " in planned.stdout
+    assert "engine.env.HF_TOKEN of chat: new" in planned.stdout
+    assert "engine chat is restarted; its last start took 26s" in planned.stdout
+    assert "embed" not in planned.stdout
+    assert stage.systemd.calls == before
+    applying = Calling(stage, "apply")
+    stage.wait_started(2, "chat")
+    stage.serve("chat")
+    done = applying.result()
+    assert done.returncode == 0, done.stderr
+    assert "chat: serving" in done.stdout
+    assert "hf_secret" not in planned.stdout + done.stdout + stage.journal
+    assert stage.starts("embed") == 1
+    _, reload, check, engine = (words[1:2] for words in stage.systemd.calls[len(before) :])
+    assert [*reload, *check, *engine] == ["llm-gateway.service", "llm-config-check.service", unit()]
+    assert "hf_secret" in kept.read_text()
+
+
+@needs_root
+def test_a_broken_edit_changes_nothing_and_is_explained(stage: Stage) -> None:
+    before = stage.systemd.calls
+    stage.config.write_text('[gateway]\nlissen = []\nqueue = 3\n[[engine]]\nname = "Chat"\n')
+    done = call(stage, "apply")
+    assert done.returncode == 2
+    for words in (f"{stage.config}:2", "lissen", "listen", f"{stage.config}:3", f"{stage.config}:5"):
+        assert words in done.stderr
+    assert stage.systemd.calls == before
+    assert not (stage.config.parent / "last-good.toml").exists()
+
+
+@needs_root
+def test_apply_tells_of_an_engine_that_does_not_come_back(stage: Stage) -> None:
+    stage.write(CHAT + 'memory_max = "8GiB"\n' + EMBED)
+    applying = Calling(stage, "apply")
+    stage.wait_started(2, "chat")
+    stage.die("chat", 78, "config-error", "no such flag")
+    done = applying.result()
+    assert done.returncode == 1
+    assert "no such flag" in done.stderr
+
+
+@needs_root
+def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage) -> None:
+    assert call(stage, "apply").returncode == 0
+    stage.write('[gateway]\nlisten = ["127.0.0.1:8099"]\n' + CHAT + EMBED)
+    done = call(stage, "apply")
+    assert done.returncode == 0, done.stderr
+    assert "open connections drop" in done.stdout
+    restarts = [units for verb, *units in stage.systemd.calls if verb == "restart" and "llm-gateway.service" in units]
+    assert restarts == [["llm-gateway.socket", "llm-gateway-admin.socket", "llm-gateway.service"]]
+
+
+@needs_root
+def test_a_missing_model_is_fetched_first(still: Stage) -> None:
+    """A run that began before the edit is waited for, then there is another one."""
+    still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\n')
+    still.systemd.set("llm-runtime.service", ActiveState="activating", SubState="start")
+    still.start()
+    applying = Calling(still, "apply")
+    still.runtime(phase="downloading", message="building (40 %)")
+    still.wait(
+        lambda: "model builtin:smollm2-135m" in still.fleet().get("reason", ""), "the engine waits for its model"
+    )
+    assert ["daemon-reload"] not in still.systemd.calls
+    still.systemd.set("llm-runtime.service", ActiveState="inactive", SubState="dead")
+    still.wait(lambda: ["start", "llm-runtime.service"] in still.systemd.calls, "the runtime is asked for")
+    model = still.state / "models/builtin/smollm2-135m"
+    model.mkdir(parents=True)
+    (model / ".complete").write_text("")
+    still.systemd.ready("llm-runtime.service")
+    still.systemd.set("llm-runtime.service", ActiveState="inactive", SubState="dead")
+    still.wait_started(1, "chat")
+    still.serve("chat")
+    done = applying.result()
+    assert done.returncode == 0, done.stderr
+    assert "model builtin:smollm2-135m: not fetched yet" in done.stdout
+    assert "building (40 %)" in done.stdout
+    assert ["daemon-reload"] in still.systemd.calls
+
+
+@needs_root
+def test_a_model_that_cannot_be_fetched_ends_it_with_nothing_applied(still: Stage) -> None:
+    still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\n')
+    applying = Calling(still, "apply")
+    still.wait(lambda: ["start", "llm-runtime.service"] in still.systemd.calls, "the runtime is asked for")
+    still.runtime(phase="failed", message="the index does not answer")
+    still.systemd.die("llm-runtime.service", 1)
+    done = applying.result()
+    assert done.returncode == 1
+    assert "the index does not answer" in done.stderr
+    assert not (still.config.parent / "last-good.toml").exists()
+    assert ["daemon-reload"] not in still.systemd.calls
+
+
+def test_without_systemd(still: Stage) -> None:
+    done = call(still, "apply", LLM_APPLIANCE_SYSTEMCTL="")
+    if not Path("/run/systemd/system").is_dir():
+        assert done.returncode == 3
+        assert "systemd is not running here" in done.stderr
+    assert call(still, "apply", "--dry-run", LLM_APPLIANCE_SYSTEMCTL="").returncode == 0
+
+
+# --- rollback ---------------------------------------------------------------------------------------------------------
+
+
+def rejected(stage: Stage) -> Path:
+    return stage.config.parent / "rejected.json"
+
+
+@needs_root
+def test_settings_that_an_engine_does_not_start_with_are_rolled_back(stage: Stage) -> None:
+    assert call(stage, "apply").returncode == 0
+    good, kept = stage.digest("chat"), stage.config.parent / "last-good.toml"
+    before = kept.read_text()
+    stage.write(LARGER)
+    applying = Calling(stage, "apply")
+    stage.wait_started(2, "chat")
+    stage.die("chat", 78, "config-error", "no such flag")
+    stage.wait_started(3, "chat")
+    assert stage.digest("chat") == good
+    stage.serve("chat")
+    done = applying.result()
+    assert done.returncode == 1
+    assert "no such flag" in done.stderr
+    assert "rolling back to the last good configuration" in done.stdout
+    assert "is as you left it and not in force" in done.stdout
+    assert stage.fleet("chat")["state"] == "serving"
+    assert "8GiB" in stage.config.read_text()
+    assert kept.read_text() == before
+    shown = call(stage, "config", "show", "--effective")
+    assert "8GiB" not in shown.stdout
+    checked = call(stage, "check")
+    assert checked.returncode == 0
+    assert "was rolled back: chat: config-error: no such flag" in checked.stdout
+    # Another edit counts again, and so do the same settings when somebody applies them.
+    again = Calling(stage, "apply")
+    stage.wait_started(4, "chat")
+    stage.serve("chat")
+    assert again.result().returncode == 0
+    assert not rejected(stage).exists()
+    assert "8GiB" in kept.read_text()
+
+
+@needs_root
+def test_a_new_engine_that_does_not_start_goes_again(stage: Stage) -> None:
+    stage.write(CHAT)
+    assert call(stage, "apply").returncode == 0
+    stage.write(CHAT + EMBED)
+    applying = Calling(stage, "apply")
+    stage.wait_started(2, "embed")
+    stage.die("embed", 78, "model-unreadable", "no such file")
+    done = applying.result()
+    assert done.returncode == 1
+    assert "rolling back" in done.stdout
+    assert stage.starts("chat") == 1
+    assert rejected(stage).exists()
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["asked", "nothing better"])
+def test_a_rollback_that_is_not_wanted_or_does_not_help_is_none(stage: Stage, how: str) -> None:
+    assert call(stage, "apply").returncode == 0
+    options = []
+    if how == "asked":
+        options = ["--no-rollback"]
+    else:
+        stage.die("chat", 78, "config-error", "no such flag")
+        stage.wait_state("held")
+    stage.write(LARGER)
+    starts = stage.starts("chat")
+    applying = Calling(stage, "apply", *options)
+    stage.wait_started(starts + 1, "chat")
+    stage.die("chat", 78, "config-error", "no such flag either")
+    done = applying.result()
+    assert (done.returncode, "rolling back" in done.stdout) == (1, False)
+    assert not rejected(stage).exists()
+    assert "8GiB" in (stage.config.parent / "last-good.toml").read_text()
+
+
+@needs_root
+def test_an_edit_while_a_model_is_fetched_is_not_applied_unseen(still: Stage) -> None:
+    still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\n')
+    applying = Calling(still, "apply")
+    still.wait(lambda: ["start", "llm-runtime.service"] in still.systemd.calls, "the runtime is asked for")
+    still.write('[[engine]]\nname = "chat"\nmodel = "builtin:smollm2-135m"\ngpus = []\nreplicas = 2\n')
+    still.systemd.ready("llm-runtime.service")
+    still.runtime(phase="complete", message="done")
+    still.systemd.set("llm-runtime.service", ActiveState="inactive", SubState="dead")
+    done = applying.result()
+    assert done.returncode == 1
+    assert "edited meanwhile" in done.stderr
+    assert ["daemon-reload"] not in still.systemd.calls
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_plan_for_programs_and_the_text_of_units(stage: Stage) -> None:
+    assert call(stage, "apply").returncode == 0
+    stage.write(CHAT + 'memory_max = "8GiB"\n[engine.env]\nHF_TOKEN = "hf_secret"\n' + EMBED)
+    before = stage.systemd.calls
+    done = call(stage, "apply", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert [change["key"] for change in plan["changes"]] == ["engine.memory_max", "engine.env.HF_TOKEN"]
+    assert {change["effect"] for change in plan["changes"]} == {"restart"}
+    assert list(plan["engines"]) == ["chat"]
+    shown = call(stage, "apply", "--dry-run", "--units")
+    assert "+MemoryMax=8589934592" in shown.stdout
+    assert "hf_secret" not in done.stdout + shown.stdout
+    assert call(stage, "apply", "--json").returncode == 2
+    assert stage.systemd.calls == before
