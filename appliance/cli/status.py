@@ -221,7 +221,7 @@ def _advice(value: Mapping[str, Any]) -> Iterator[str]:
         in_force = {"last-good": "the last good one is in force", "none": "nothing is in force"}
         yield ""
         then = in_force.get(str(config.get("origin")), "it is not in force")
-        yield f"the configuration file is invalid or was rolled back, {then}:"
+        yield f"the configuration file cannot be used, {then}:"
         yield "    llm-appliance check"
     ledger = (value.get("gateway") or {}).get("ledger") or {}
     if ledger.get("problem"):
