@@ -86,7 +86,10 @@ class Exchange:
         finally:
             if self.relay is not None:
                 self.relay.finish(End.LEFT)
-            self._tell_first_token(clock.monotonic())
+            now = clock.monotonic()
+            self._tell_first_token(now)
+            if finish.end is End.COMPLETE and not self.call.stream and self.replica is not None:
+                self.replica.adaptive.ended(now)
             if self.relay is not None and self.replica is not None:
                 self.replica.last_byte_at = max(self.replica.last_byte_at or 0.0, self.relay.last_at)
             if lease is not None:

@@ -1,7 +1,7 @@
 """What the adaptive limits learn from: a light look at the metrics of each engine that has calls, about once a second.
 
 The other half, first-token times, comes from the calls (`Exchange.tick`). An engine that does not answer in time, or
-not with a metric, leaves UNKNOWN; it costs the other engines nothing but the wait.
+not with a metric, leaves UNKNOWN, which freezes its limit; it costs the other engines nothing but the wait.
 """
 
 from __future__ import annotations

@@ -4,42 +4,44 @@ It learns from what the engine shows of its own load: first-token time divided b
 calls that wait inside the engine, preemptions, and how full the KV cache is and becomes. Not from 429s, for an engine
 gives none, and not from the duration of calls, for a long answer is no sign of load.
 
-Laws: floor <= limit <= ceiling; the limit never grows while fewer than half its permits are in use, nor on readings
-that are UNKNOWN altogether; what a call did that was sent before the last cut is no reason for another cut.
+Three numbers, of which the lowest holds. `learned` grows by little and is cut when first tokens are late or calls wait
+inside the engine: it finds what prefill can do. The room is what fits into the KV cache as it is this second, with
+calls of the size they mostly have: no cache need be overrun to find its end. The pace is what is at work and what the
+engine can soon begin, by the rate at which it begins (Little's law): when places come free together, those who take
+them do not all wait for one another's prefill.
 
-On a simulated engine offered three times its capacity (tests/unit/policy/test_concurrency_simulated.py: asked 0.95 of
-the best fixed limit's goodput, 95th percentile of first tokens within 1.00 of the target) it reaches 0.98 to 1.00 and
-0.06 to 0.61, and from 30 s after the capacity halved or doubled 0.97 to 1.02 and 0.08 to 0.41. It misses where calls
-are few: 0.94 and 1.05 at 3.4 calls a second after the speed halved, 0.87 and 1.81 on an engine of 1.5 calls a second.
+Laws: floor <= limit <= ceiling; `learned` never grows while fewer than half its permits are in use; nothing grows on
+readings that are UNKNOWN altogether, unless first tokens come and the engine never showed more; what a call did that
+was sent before the last cut is no reason for another cut. tests/unit/policy/test_concurrency_simulated.py shows what
+is reached.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from appliance.quantity import UNKNOWN, Maybe
 
+from .firsttokens import FirstTokens
+
 FLOOR = 4
 START = 32  # of a fresh engine: calls that waited for its start come all at once
-TARGET = 1.0  # seconds to the first token of a short prompt
-TARGET_PER_BYTE = 0.00025  # and for each byte of the request: 1,000 tokens of 4 bytes a second
-STRETCH = 2.0  # an engine too slow for the target is held to so many times its own best
-MEMORY = 20.0  # seconds of first-token times that are looked at
-MOST = 2048  # of them that are kept
-FEWEST = 8  # first-token times below which they say nothing
 LATE_FIRST = "first tokens are late"
+WAITING = "calls wait inside the engine"
 LATE = 0.05  # share of late first tokens at which the limit falls
-NEAR, NEARER = 0.6, 0.85  # of the target: the 95th percentile at which it stops growing, and at which it falls a little
-KV_HIGH, KV_FULL = 0.9, 0.98  # use of the cache at which it stops growing, and at which it falls
-FADE = 0.995  # of the highest use of the cache that is remembered, each second
-AHEAD = 6.0  # seconds that the growth of the cache is looked ahead
-EXCESS = 20  # calls in flight for each that may wait inside the engine
-EARLY = 0.4  # of the target: the 95th percentile below which twice as many may
+NEAR, NEARER = 0.7, 0.9  # of the target: the 95th percentile at which it stops growing, and at which it falls a little
+KV_HIGH = 0.95  # of the cache that calls may fill: they grow until the next look
+SPARE = 2.5  # usual calls for which room is left: in a small cache one large prompt is a large share of it
+SHARE, SLOPE = 0.05, 0.4  # weight of the newest look in what a usual call takes of the cache, and in its growth
+AHEAD = 20.0  # seconds that the growth of the cache is looked ahead while the limit grows steeply: about one answer
+PACE, EXCESS = 0.4, 0.2  # of the target that calls may take to begin: at one look, and steadily (a tail is 3 times it)
+AHEAD_OF_PACE = 1.25  # how far `learned` may be ahead of what can be tried now
+UNRATED = 20  # calls in flight for each that may wait inside an engine of which no rate is known
 SETTLE = 3.0  # seconds after a cut without another
 STEEP = 0.5  # growth a second before the first sign of load
 SLOW, FAST = 0.002, 0.12  # and after: where the last cut was, and far from it or long after it
 PATIENCE = 28.0  # seconds after a cut at which it is as if it had not been
+FREE = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +54,6 @@ class Reading:
     generated: Maybe[float] = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class _First:
-    sent: float
-    at: float
-    ratio: float
-
-
-def first_token_target(size: int) -> float:
-    """Seconds in which the first token is due for a request of `size` bytes."""
-    return TARGET + TARGET_PER_BYTE * size
-
-
 class ConcurrencyLimit:
     """Readings in, limit out. One caller, one thread; `now` is monotonic seconds."""
 
@@ -73,27 +63,29 @@ class ConcurrencyLimit:
 
     def reset(self) -> None:
         """Forget everything: the engine is a new one."""
-        self._limit = float(min(START, self.ceiling))
-        self._brink = 0.0  # the limit that was cut last
+        self.learned = float(min(START, self.ceiling))
+        self._room = self._pace = FREE
+        self._brink = 0.0  # what was cut last
         self.reason = "start"
         self._steep = True
         self._was_late = False  # whether late first tokens were the reason of the last cut
-        self._firsts: deque[_First] = deque(maxlen=MOST)
-        self._ratios: list[float] = []  # sorted, as of the last step
-        self._best: float | None = None  # median of first-token time over target, as seen at the floor
+        self._firsts = FirstTokens()
         self._before: Reading | None = None
+        self._last = Reading()  # each figure as it was last known
         self._at = self._cut_at = float("-inf")
-        self._slope = self._peak = 0.0
+        self._slope = 0.0
+        self._looks = 0
+        self._usage = self._running = 0.0  # of the cache, and calls at work, on average of the last looks
 
     def resize(self, ceiling: int) -> None:
         """Another ceiling; the limit stays where it may."""
         self.ceiling = ceiling
-        self._limit = min(self._limit, float(ceiling))
+        self.learned = min(self.learned, float(ceiling))
 
     @property
     def limit(self) -> int:
         """Calls that may be in flight."""
-        return int(self._limit)
+        return int(max(self.floor, min(self.learned, self._room, self._pace)))
 
     @property
     def floor(self) -> int:
@@ -101,102 +93,100 @@ class ConcurrencyLimit:
         return min(FLOOR, self.ceiling)
 
     def first_token(self, size: int, sent: float, at: float | None, now: float) -> bool:
-        """A streamed call's first token came, or is still due (`at` None); whether that has been counted.
+        """A streamed call's first token came, or is still due (`at` None); whether that has been counted."""
+        return self._firsts.add(size, sent, at, now)
 
-        One that is due is counted when it is twice over its target, and then not again when it comes.
-        """
-        ratio = ((now if at is None else at) - sent) / first_token_target(size)
-        if at is None and ratio < 2 * self._stretch():
-            return False
-        self._firsts.append(_First(sent, now, ratio))
-        return True
+    def ended(self, now: float) -> None:
+        """A call that was not streamed has its answer: it counts for the rate at which the engine begins calls."""
+        self._firsts.unseen(now)
 
     def step(self, reading: Reading, in_use: int, now: float) -> int:
         """The limit after one look at the engine, about once a second; `in_use` is what is in flight."""
-        before, self._before = self._before, reading
-        elapsed, self._at = now - self._at, now
-        if before is not None and _went_back(before, reading):
+        if _went_back(self._last, reading):
             self.reset()
-            self._before, self._at = reading, now
+            self._before, self._last, self._at = reading, reading, now
             return self.limit
-        while self._firsts and self._firsts[0].at < now - MEMORY:
-            self._firsts.popleft()
-        self._ratios = sorted(first.ratio for first in self._firsts if first.sent >= self._cut_at)
-        self._learn_slope(before, reading, elapsed)
-        late = self._late()
-        excess = self._excess(before, reading)
+        before, self._before = self._before, reading
+        stopped = reading.waiting is UNKNOWN and self._last.waiting is not UNKNOWN
+        self._last = _latest(self._last, reading)
+        elapsed, self._at = now - self._at, now
+        self._firsts.look(now, self._cut_at)
+        if self.limit <= self.floor and self._firsts.hardly_loaded():
+            self._brink = FREE
+        settled = in_use <= self.limit
+        self._see_cache(before, reading, in_use, elapsed)
+        self._see_queue(reading, in_use, now)
+        late = self._firsts.late
+        excess = self._excess(before, reading, now)
         preempted = _grown(before, reading)
         if late > LATE:
             self._cut(self.limit * (0.9 if late < 0.3 else 0.7), LATE_FIRST, now)
-        elif excess > 0:
-            self._cut(max(self.limit - excess, self.limit * 0.6), "calls wait inside the engine", now)
-        elif preempted > 0.02 * self.limit:
+        elif settled and excess > 0:
+            self._cut(max(self.limit - excess, self.limit * 0.6), WAITING, now)
+        elif settled and preempted > 0.02 * self.limit:
             self._cut(self.limit * 0.94, "the engine preempts", now)
-        elif reading.kv_usage is not UNKNOWN and reading.kv_usage > KV_FULL:
-            self._cut(self.limit * 0.94, "the KV cache is full", now)
-        elif self._p95() > NEARER * self._stretch():
+        elif self._firsts.p95 > NEARER:
             self._cut(self.limit * 0.94, "first tokens are nearly late", now)
-        elif in_use * 2 < self.limit:
+        elif self._pace < in_use:
+            self.reason = WAITING
+        elif stopped:
+            self.reason = "its metrics have stopped"
+        elif in_use * 2 < self.learned:
             self.reason = "less than half is in use"
-        elif (hold := self._hold(reading, in_use, preempted, now)) is not None:
+        elif (hold := self._hold(reading, preempted, now)) is not None:
             self.reason = hold
         else:
             self._grow(now, elapsed)
         return self.limit
 
     # --- signals -------------------------------------------------------------------------------------------------
-    def _stretch(self) -> float:
-        return max(1.0, STRETCH * self._best) if self._best is not None else 1.0
+    def _may_wait(self, share: float, now: float) -> float:
+        """Calls that may wait inside the engine: as many as it begins in that share of the time that most have."""
+        begun = self._firsts.begun_in(share, now)
+        return max(2.0, self.limit / UNRATED) if begun is None else max(1.0, begun)
 
-    def _p95(self) -> float:
-        """95th percentile of first-token time over target; 0 where too few came to tell."""
-        ratios = self._ratios
-        return ratios[int(len(ratios) * 0.95)] if len(ratios) >= FEWEST else 0.0
-
-    def _late(self) -> float:
-        """Share of first tokens over the target; 0 where too few came to tell."""
-        ratios = self._ratios
-        if len(ratios) < FEWEST:
-            return 0.0
-        median = ratios[len(ratios) // 2]
-        if self.limit <= self.floor and median * STRETCH > self._stretch():
-            self._best, self._brink = median, float("inf")  # that slow it is with hardly any load
-        elif self._best is not None:
-            self._best = min(self._best, median)
-        stretch = self._stretch()
-        return sum(ratio > stretch for ratio in ratios) / len(ratios)
-
-    def _excess(self, before: Reading | None, reading: Reading) -> float:
-        """Calls that waited inside the engine at this look and at the one before, above what a full batch needs."""
+    def _excess(self, before: Reading | None, reading: Reading, now: float) -> float:
+        """Calls that waited inside the engine at this look and at the one before, above what may."""
         if before is None or reading.waiting is UNKNOWN or before.waiting is UNKNOWN:
             return 0.0
-        harmless = 0.0 < self._p95() < EARLY * self._stretch()
-        room = self.limit / (EXCESS / 2 if harmless else EXCESS)
-        return min(reading.waiting, before.waiting) - max(2.0, room)
+        return min(reading.waiting, before.waiting) - self._may_wait(EXCESS, now)
 
-    def _learn_slope(self, before: Reading | None, reading: Reading, elapsed: float) -> None:
-        if before is None or reading.kv_usage is UNKNOWN or before.kv_usage is UNKNOWN or elapsed <= 0:
-            self._slope = 0.0
-            return
-        slope = (reading.kv_usage - before.kv_usage) / elapsed
-        self._slope += 0.4 * (slope - self._slope)
-        self._peak = max(self._peak * FADE, reading.kv_usage)
+    def _see_cache(self, before: Reading | None, reading: Reading, in_use: int, elapsed: float) -> None:
+        """Learn what a usual call takes of the cache, and see how many more it has room for."""
+        if reading.kv_usage is UNKNOWN:
+            return  # the room stays as it was
+        if before is not None and before.kv_usage is not UNKNOWN and elapsed > 0:
+            self._slope += SLOPE * ((reading.kv_usage - before.kv_usage) / elapsed - self._slope)
+        running = max(in_use - (0.0 if reading.waiting is UNKNOWN else reading.waiting), 1.0)
+        self._looks += 1
+        weight = max(SHARE, 1 / self._looks)
+        self._usage += weight * (reading.kv_usage - self._usage)
+        self._running += weight * (running - self._running)
+        usual = self._usage / self._running
+        self._room = running + (KV_HIGH - reading.kv_usage) / usual - SPARE if usual > 0 else FREE
 
-    def _hold(self, reading: Reading, in_use: int, preempted: float, now: float) -> str | None:
+    def _see_queue(self, reading: Reading, in_use: int, now: float) -> None:
+        """See how many more calls the engine can soon begin; one that is hardly used gives no rate to judge by."""
+        if reading.waiting is UNKNOWN:
+            return  # the pace stays as it was
+        spare = self._may_wait(PACE, now) - reading.waiting
+        self._pace = in_use + spare if spare < 0 or not (self._steep or in_use * 2 < self.learned) else FREE
+
+    def _hold(self, reading: Reading, preempted: float, now: float) -> str | None:
         """Why the limit does not grow though it is used; None where it may."""
-        if reading.waiting is UNKNOWN and len(self._ratios) < FEWEST:
+        if reading.waiting is UNKNOWN and not self._firsts.known:
             return "nothing is known of the engine"
-        unproven = self._was_late and len(self._ratios) < FEWEST
+        unproven = self._was_late and not self._firsts.known
         if now - self._cut_at < (PATIENCE if unproven else SETTLE):
             return "it was cut just now"
         if preempted > 0:
             return "the engine preempts"
-        if reading.kv_usage is not UNKNOWN:
-            ahead = max(self._peak, (reading.kv_usage + max(self._slope, 0.0) * AHEAD) * self.limit / max(in_use, 1))
-            if ahead > KV_HIGH:
-                self._steep = self._steep and reading.kv_usage < 0.5
-                return "the KV cache fills"
-        if self._p95() > NEAR * self._stretch():
+        if self._room < self.learned:
+            self._steep = False
+            return "the KV cache is full"
+        if self._steep and reading.kv_usage is not UNKNOWN and reading.kv_usage + self._slope * AHEAD > KV_HIGH:
+            return "the KV cache fills"
+        if self._firsts.p95 > NEAR:
             self._steep = False
             return "first tokens are nearly late"
         return None
@@ -206,25 +196,33 @@ class ConcurrencyLimit:
         self.reason = reason
         self._steep = False
         if now - self._cut_at >= SETTLE:
-            self._brink, self._was_late = self._limit, reason == LATE_FIRST
-            self._limit = max(float(self.floor), min(self._limit - 1.0, limit))
+            self._brink, self._was_late = self.learned, reason == LATE_FIRST
+            self.learned = max(float(self.floor), min(self.learned - 1.0, limit))
             self._cut_at = now
 
     def _grow(self, now: float, elapsed: float) -> None:
         if self._steep:
             rate = STEEP
-        elif self._limit < 0.85 * self._brink:
+        elif self.learned < 0.85 * self._brink:
             rate = FAST
         else:
-            rate = SLOW + (FAST - SLOW) * min((now - self._cut_at) / PATIENCE, 1.0) ** 2
-        self.reason = "at its ceiling" if self._limit >= self.ceiling else "the engine takes more"
-        self._limit = min(float(self.ceiling), self._limit * (1.0 + rate * min(elapsed, 1.0)))
+            early = 1.0 - 2 * self._firsts.p95 / NEAR if self._firsts.known else 0.0
+            rate = SLOW + (FAST - SLOW) * max(min((now - self._cut_at) / PATIENCE, 1.0) ** 2, early)
+        self.reason = "at its ceiling" if self.learned >= self.ceiling else "the engine takes more"
+        grown = min(float(self.ceiling), self.learned * (1.0 + rate * min(elapsed, 1.0)))
+        self.learned = max(self.learned, min(grown, AHEAD_OF_PACE * self._pace))
 
 
-def _went_back(before: Reading, reading: Reading) -> bool:
-    """Whether a counter went down: the engine was started again."""
-    pairs = ((before.preemptions, reading.preemptions), (before.generated, reading.generated))
+def _went_back(last: Reading, reading: Reading) -> bool:
+    """Whether a counter is below what it was when last known: the engine was started again."""
+    pairs = ((last.preemptions, reading.preemptions), (last.generated, reading.generated))
     return any(old is not UNKNOWN and new is not UNKNOWN and new < old for old, new in pairs)
+
+
+def _latest(last: Reading, reading: Reading) -> Reading:
+    """A reading with what is UNKNOWN in it as it was last known."""
+    pairs = ((name, getattr(reading, name), getattr(last, name)) for name in Reading.__slots__)
+    return Reading(**{name: old if new is UNKNOWN else new for name, new, old in pairs})
 
 
 def _grown(before: Reading | None, reading: Reading) -> float:

@@ -66,8 +66,10 @@ class Engine:
         self.log: list[dict[str, Any]] = []
         self.running = 0
         self.generated = 0
+        self.scrapes = 0
 
     def metrics(self) -> str:
+        self.scrapes += 1
         labels = f'{{engine="0",model_name="{self.model}"}}'
         rows = (
             ("num_requests_running", "gauge", "Number of requests in model execution batches.", float(self.running)),

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from appliance.policy.admission import Admission, Lease, Outcome, Refuse, Ticket
-from appliance.policy.concurrency import ConcurrencyLimit, Reading, first_token_target
+from appliance.policy.concurrency import ConcurrencyLimit, Reading
+from appliance.policy.firsttokens import first_token_target
 
 BYTES_PER_TOKEN = 4
 READ_EVERY = 1.0
@@ -35,6 +36,7 @@ class Model:
     max_num_seqs: int = 256
     prompt: tuple[float, float, int] = (600, 0.9, 6000)  # median, sigma and largest of a lognormal
     answer: tuple[float, float, int] = (200, 0.6, 1000)
+    long: tuple[float, int] = (0.0, 0)  # share of calls whose prompt has so many tokens instead
 
 
 @dataclass(slots=True)
@@ -210,6 +212,8 @@ def simulate(
         while arrives <= now:
             number += 1
             prompt, answer = _length(chance, model.prompt), _length(chance, model.answer)
+            if model.long[0] and chance.random() < model.long[0]:
+                prompt = model.long[1]
             request = requests[number] = Request(number, prompt, answer)
             decision = admission.offer(Ticket(number, "k", arrives, request.size), arrives)
             if isinstance(decision, Lease):
@@ -268,13 +272,13 @@ def _length(chance: random.Random, shape: tuple[float, float, int]) -> int:
 
 
 def best_fixed(
-    model: Model, limits: Sequence[int], *, rate: float, seconds: float, seed: int, begin: float,
+    model: Model, limits: Sequence[int], *, rate: float, seconds: float, seeds: Sequence[int], begin: float,
     events: Sequence[Event] = (),
 ) -> tuple[int, float]:  # fmt: skip
-    """The fixed limit with the highest goodput from `begin` on, by trying all of them."""
+    """The fixed limit with the highest goodput from `begin` on, over all seeds, by trying all of them; and its sum."""
     tried = []
     for limit in limits:
-        run = simulate(model, rate=rate, seconds=seconds, seed=seed, limit=limit, events=events)
-        tried.append((run.goodput(begin, seconds), limit))
+        runs = (simulate(model, rate=rate, seconds=seconds, seed=seed, limit=limit, events=events) for seed in seeds)
+        tried.append((sum(run.goodput(begin, seconds) for run in runs), limit))
     goodput, limit = max(tried)
     return limit, goodput

@@ -57,6 +57,22 @@ def test_it_rises_falls_and_rises_again(start: Start, fake: FakeEngine) -> None:
     wait_until(gateway.idle, 10, "every call is gone", 0.05)
 
 
+def test_metrics_that_stop_freeze_it(start: Start, fake: FakeEngine) -> None:
+    """An engine that can no longer be seen gets no more calls than when it was."""
+    gateway = start(config(remote(fake.url)))
+    with streams(gateway, 30):
+        wait_until(lambda: replica(gateway)["limit"] > 33, 10, "the limit rises", 0.1)
+        fake.engine.fault = {"waiting": -1.0, "kv": -1.0, "preempted": -1.0}
+        stopped = "its metrics have stopped"
+        wait_until(lambda: replica(gateway)["limit_reason"] == stopped, 10, "the gateway sees it", 0.1)
+        frozen, seen = replica(gateway)["limit"], fake.engine.scrapes
+        wait_until(lambda: fake.engine.scrapes >= seen + 3, 15, "it looks again", 0.1)
+        assert replica(gateway)["limit"] == frozen
+        fake.engine.fault = {}
+        wait_until(lambda: replica(gateway)["limit"] > frozen, 15, "the limit rises again", 0.1)
+    wait_until(gateway.idle, 10, "every call is gone", 0.05)
+
+
 def test_late_first_tokens_make_it_fall(start: Start, fake: FakeEngine) -> None:
     """Of an engine whose metrics say nothing the calls themselves tell."""
     gateway = start(config(remote(fake.url), gateway="[gateway.stream]\nkeepalive = '200ms'"))
