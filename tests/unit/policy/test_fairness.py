@@ -166,6 +166,7 @@ class Simulation:
 
     def __init__(self, chance: random.Random, *, keyed: bool = True) -> None:
         self.chance, self.keyed = chance, keyed
+        self.chance_of_b = random.Random(chance.randrange(2**32))  # B's calls are the same, whatever A's are
         self.admission = Admission(queue_size=2000, queue_timeout=1e9)
         self.admission.set_replica("r", limit=SLOTS, serving=True)
         self.ends: list[tuple[float, int, Lease]] = []
@@ -203,9 +204,9 @@ class Simulation:
             self.long(0.0)
         now = 5.0
         for _ in range(60):
-            now += self.chance.expovariate(0.5)
+            now += self.chance_of_b.expovariate(0.5)
             self.advance(now)
-            self.offer("b", self.chance.randrange(200, 400), now)
+            self.offer("b", self.chance_of_b.randrange(200, 400), now)
         self.refill_until = 0.0
         self.advance(1e12)
         self.admission.check()
@@ -213,7 +214,7 @@ class Simulation:
         return median(self.waits["b"])
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_five_hundred_long_prompts_do_not_delay_another_keys_short_ones(seed: int) -> None:
     mine = Simulation(random.Random(seed)).median_of_b(500)
     # The fair share: A keeps the engine just as busy, but never has more than one call waiting, as B has.
