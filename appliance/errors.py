@@ -103,6 +103,7 @@ API_CODES: dict[str, tuple[int, str]] = {
     "gateway_draining": (503, "service_unavailable"),
     "config_invalid": (503, "service_unavailable"),
     "first_token_timeout": (504, "timeout_error"),
+    "stream_time_exceeded": (504, "timeout_error"),
     "engine_died": (502, "api_error"),
     "stream_stalled": (504, "api_error"),
     "engine_error": (502, "api_error"),

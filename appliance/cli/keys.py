@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--max-tokens", metavar="N", type=_count,
                         help="tokens of one answer; also what a request gets that names no limit")  # fmt: skip
     create.add_argument("--max-prompt", metavar="SIZE", type=_size, help="size of one request, like 256KiB")
+    create.add_argument("--stream-time", metavar="TIME", type=_seconds, help="the longest answer, like 10m")
     actions.add_parser("list", help="list the keys")
     revoke = actions.add_parser("revoke", help="make a key useless")
     revoke.add_argument("key", metavar="NAME|ID")
@@ -153,10 +154,13 @@ def _limits(limits: KeyLimits) -> str:
     words = {
         "rpm": "{} rpm", "tpm": "{} tpm", "parallel": "{} at once", "daily_tokens": "{} tokens a day",
         "monthly_tokens": "{} a month", "max_tokens": "{} an answer", "max_prompt": "{} a request",
+        "stream_time": "{} of streaming",
     }  # fmt: skip
     given = {name: getattr(limits, name) for name in keystore.LIMITS if getattr(limits, name) is not None}
     if "max_prompt" in given:
         given["max_prompt"] = format_size(given["max_prompt"])
+    if "stream_time" in given:
+        given["stream_time"] = format_duration(given["stream_time"])
     return ", ".join(words[name].format(value) for name, value in given.items()) or "none"
 
 
@@ -179,6 +183,17 @@ def _size(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError("a request needs at least a byte")
     return size
+
+
+def _seconds(text: str) -> int:
+    """Whole seconds, 1 or more."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if seconds < 1 or seconds != int(seconds):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of seconds, 1 or more")
+    return int(seconds)
 
 
 def _moment(text: str | None, now: float) -> float | None:

@@ -71,7 +71,10 @@ class Auth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """What `keys.toml` allows one key; None: no limit. `max_prompt` is a request's body in bytes."""
+    """What `keys.toml` allows one key; None: no limit.
+
+    `max_prompt` is a request's body in bytes, `stream_time` the seconds from a call's admission to its end.
+    """
 
     rpm: int | None = None
     tpm: int | None = None
@@ -80,6 +83,7 @@ class KeyLimits:
     monthly_tokens: int | None = None
     max_tokens: int | None = None
     max_prompt: int | None = None
+    stream_time: int | None = None
     priority: Priority = "standard"
 
 

@@ -43,13 +43,16 @@ class Claim:
         """Tokens that an engine worked on; None: the call got nothing for which its key should pay.
 
         Where the engine did not say, the events that were passed on and the guessed prompt: a client that leaves in the
-        middle has used both.
+        middle has used both, and so has one whose key's time was over.
         """
         relay = exchange.relay if exchange is not None else None
-        if relay is None or finish.end is End.REFUSED or (finish.end is End.BROKEN and not relay.events):
+        if relay is None:
+            return None
+        nothing = finish.end is End.REFUSED or (finish.end is End.BROKEN and not relay.events)
+        if nothing and not finish.is_out_of_time:
             return None
         if self._route.free or (relay.head is not None and relay.head.status >= 400):
             return 0
-        if usage is not None and not usage.estimated:
+        if usage is not None and usage.knows_prompt:
             return usage.prompt_tokens + usage.completion_tokens
         return prompt_tokens(self._call, self._route) + (usage.completion_tokens if usage is not None else 0)

@@ -8,6 +8,9 @@ from aiohttp import web
 
 from appliance.config.model import Config
 
+# What a page may read of an answer besides its body: the SDKs obey the last three there as well.
+EXPOSED = "x-request-id, x-engine, x-queue-time-ms, x-queue-position, retry-after, retry-after-ms, x-should-retry"
+
 
 def forwarded_address(config: Config | None, request: web.BaseRequest) -> str:
     """The client's address: X-Forwarded-For is believed only as far as trusted proxies wrote it."""
@@ -62,5 +65,5 @@ def cors_fields(config: Config | None, request: web.BaseRequest) -> list[tuple[s
             ("Access-Control-Max-Age", "600"),
         ]
     else:
-        fields.append(("Access-Control-Expose-Headers", "x-request-id, x-engine, x-queue-time-ms, retry-after"))
+        fields.append(("Access-Control-Expose-Headers", EXPOSED))
     return fields

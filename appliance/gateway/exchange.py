@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import ceil
 
 from appliance import clock
 from appliance.config.model import Gateway
 from appliance.errors import ApiError
 from appliance.policy.admission import Lease, Outcome, Refuse, Ticket
 from appliance.policy.retry import Loss, Next, after_loss
+from appliance.quantity import UNKNOWN
+from appliance.wire import sse
 from appliance.wire.openai import Call, Route, with_usage
 
 from .answer import Answer
@@ -38,16 +41,19 @@ class Exchange:
         fields: list[tuple[str, str]],
         body: bytes,
         is_paused: Callable[[], bool],
+        longest: float | None = None,
     ) -> None:
         self.answer, self.call, self.route = answer, call, route
         self.group, self.engines, self.settings = group, engines, settings
         self.ticket, self.fields = ticket, fields
+        self.longest = longest  # seconds from admission to the end that the key may take
         self.is_paused = is_paused  # whether the client's buffer is full already
         self.hide_usage = route.meters and call.stream and not call.include_usage
         self.body: tuple[bytes, ...] = with_usage(body, call) if self.hide_usage else (body,)
         self.relay: Relay | None = None
         self.replica: Replica | None = None
         self.admitted_at: float | None = None
+        self.position: int | None = None  # in the queue, when the call came into it
         self.quiet_since = ticket.arrived
         self.commented = False
         self.left = False
@@ -108,6 +114,7 @@ class Exchange:
             return decision
         if isinstance(decision, Refuse):
             raise ApiError(decision.code, decision.reason, retry_after=decision.retry_after)
+        self.position = decision.position
         if decision.displaced is not None:
             group.turn_away(*decision.displaced)
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
@@ -185,10 +192,11 @@ class Exchange:
         ).encode("utf-8", "surrogateescape")  # as the parser decoded them
 
     def _queue_field(self) -> list[tuple[str, str]]:
-        """How long the call waited; left out where a comment went first, for then the head is gone."""
+        """How long the call waited, and from which place; left out where a comment went first: the head is gone."""
         if self.admitted_at is None or self.commented:
             return []
-        return [("X-Queue-Time-Ms", str(round((self.admitted_at - self.ticket.arrived) * 1000)))]
+        fields = [("X-Queue-Time-Ms", str(round((self.admitted_at - self.ticket.arrived) * 1000)))]
+        return fields if self.position is None else [*fields, ("X-Queue-Position", str(self.position))]
 
     def _gone(self) -> ApiError:
         error = self.engines.unavailable(self.group, self.call.model, clock.wall())
@@ -206,6 +214,9 @@ class Exchange:
         relay = self.relay
         if not self.first_told:
             self._tell_first_token(now)
+        if self._is_too_long(now):
+            self.stop(self._too_long())
+            return
         if relay is not None and not relay.done:
             if relay.paused_at is not None:
                 if now - relay.paused_at > timeouts.stall:
@@ -223,6 +234,19 @@ class Exchange:
                 return
         if self.call.stream and not self.answer.ended and not self.left:
             self._comment(now, settings.stream.keepalive)
+
+    def _is_too_long(self, now: float) -> bool:
+        return (
+            self.longest is not None
+            and self.admitted_at is not None
+            and self.ending is None
+            and now - self.admitted_at > self.longest
+        )
+
+    def _too_long(self) -> ApiError:
+        """Asking for the same again would end in the same way."""
+        text = f"an answer to this key may take {self.longest:g} s, and this one would have taken longer"
+        return ApiError("stream_time_exceeded", text, final=True)
 
     def _tell_first_token(self, now: float) -> None:
         """Let the engine's limit learn when the first token came, once."""
@@ -243,10 +267,17 @@ class Exchange:
         self.quiet_since = now
         self.commented = True
         fields = [] if self.replica is None else [("X-Engine", self.replica.name)]
-        self.answer.comment(fields)
+        self.answer.comment(fields, self._queued(now) if self.ticket.number in self.group.waiters else sse.COMMENT)
+
+    def _queued(self, now: float) -> bytes:
+        """Where the call stands just now, and for how long about, for a client that waits."""
+        admission = self.group.admission
+        position = admission.position(self.ticket)
+        wait = admission.expected_wait(position, now)
+        return sse.queued(position, None if wait is UNKNOWN else ceil(wait))
 
     def stop(self, error: ApiError) -> None:
-        """End the call now with an error: the gateway goes down."""
+        """End the call now with an error: the gateway goes down, or its key may not go on."""
         self.ending = error
         waiter = self.group.waiters.get(self.ticket.number)
         if waiter is not None and not waiter.done():
@@ -263,6 +294,6 @@ def outcome_of(finish: Finish) -> Outcome:
     """What a call's end says of its replica."""
     if finish.end is End.COMPLETE:
         return Outcome.OK
-    if finish.end is End.LEFT:
+    if finish.end is End.LEFT or finish.is_out_of_time:
         return Outcome.IGNORED
     return Outcome.DROPPED

@@ -31,6 +31,7 @@ from .ledger import Record
 from .relay import End, Finish
 
 JSON_BODY = (("Content-Type", "application/json"),)
+ROLE = 1  # of a stream's events, the first holds no token
 BODY_LIMIT = 10  # times `gateway.timeouts.body`: the longest time for a whole body
 
 
@@ -196,6 +197,7 @@ class _Relayed:
             fields=headers.upstream_fields(request.headers.items()),
             body=body,
             is_paused=lambda: client.writing_paused,
+            longest=self.principal.limits.stream_time,
         )
         self.exchange = exchange
         del body
@@ -276,8 +278,8 @@ class _Relayed:
                 first_token_ms=(first - admitted) * 1000 if first is not None and admitted is not None else None,
                 total_ms=(now - self.arrived) * 1000,
                 events=relay.events if relay else 0,
-                prompt_tokens=usage.prompt_tokens if usage and not usage.estimated else None,
-                cached_tokens=usage.cached_tokens if usage and not usage.estimated else None,
+                prompt_tokens=usage.prompt_tokens if usage and usage.knows_prompt else None,
+                cached_tokens=usage.cached_tokens if usage and usage.knows_prompt else None,
                 completion_tokens=usage.completion_tokens if usage else None,
                 estimated=bool(usage and usage.estimated),
                 resent=exchange.resent if exchange else 0,
@@ -289,8 +291,12 @@ class _Relayed:
         relay = self.exchange.relay if self.exchange else None
         if relay is None:
             return None
-        if relay.usage_event:
-            return find_usage(relay.usage_event)
+        told = find_usage(relay.usage_event) if relay.usage_event else None
+        if told is not None and finish.end is not End.COMPLETE and told.completion_tokens + ROLE < relay.events:
+            # Told in the beginning, as Anthropic's first event does, or in the middle.
+            return Usage(told.prompt_tokens, relay.events, told.cached_tokens, estimated=True)
+        if told is not None:
+            return told
         if relay.kept:
             return find_usage(bytes(relay.kept[-2048:])) or find_usage(bytes(relay.kept))
         if finish.end is not End.COMPLETE and relay.events:

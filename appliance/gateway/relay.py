@@ -48,6 +48,11 @@ class Finish:
     end: End
     error: ApiError | None = None
 
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether it took longer than its key may: no fault of the engine, which has worked for it."""
+        return self.error is not None and self.error.code == "stream_time_exceeded"
+
 
 class Relay:
     """The pump of one attempt. Its future is done exactly once; after that neither side is touched."""

@@ -22,6 +22,7 @@ when it is written again.
     monthly_tokens = 40000000
     max_tokens = 4096                 # of one answer; also what a request gets that names no limit
     max_prompt = 262144               # bytes of one request
+    stream_time = 600                 # seconds of one answer, the wait in the queue left out
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ else:
 PREFIX = "sk-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
-LIMITS = ("rpm", "tpm", "parallel", "daily_tokens", "monthly_tokens", "max_tokens", "max_prompt")
+LIMITS = ("rpm", "tpm", "parallel", "daily_tokens", "monthly_tokens", "max_tokens", "max_prompt", "stream_time")
 _KNOWN = ("id", "name", "hash", "created", "expires", "revoked", "models", "previous_hash", "previous_until")
 _HEADER = b"# API keys, hashed. Written by `llm-appliance keys`; the gateway reads changes within a second.\n"
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from math import ceil
 
 from appliance.config.model import Priority
+from appliance.quantity import UNKNOWN, Maybe
 
 from .balance import Load, least_outstanding
+from .drain import DrainRate
 from .fairness import FairQueue
 
 AUTO_LIMIT = 256  # vLLM's own default of max_num_seqs: more calls would only queue inside the engine
 RETRY_MIN, RETRY_MAX = 1.0, 120.0  # OpenAI's SDK does not retry at all when asked to wait longer
-RATE_MEMORY = 0.2  # weight of the newest release in the drain rate
+UNMEASURED = 1.0  # seconds a position, for the hint of a refusal while nothing was measured
 
 
 class Outcome(enum.Enum):
@@ -54,7 +56,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The call is queued, one of `position` that wait; `displaced` had to go for it, and is to be told."""
+    """The call is queued, and `position` is its place in the order; `displaced` had to go for it, and is to be told."""
 
     position: int
     displaced: tuple[Ticket, Refuse] | None = None
@@ -94,8 +96,7 @@ class Admission:
         self._replicas: dict[str, _Replica] = {}
         self._queue: FairQueue[Ticket] = FairQueue()
         self._leases: dict[int, Lease] = {}
-        self._released_at: float | None = None
-        self._interval: float | None = None  # mean seconds between two releases
+        self._drain = DrainRate()
         self._turn = 0
 
     # --- replicas ------------------------------------------------------------------------------------------------
@@ -116,22 +117,31 @@ class Admission:
         """Admit a call, queue it, or refuse it."""
         if not self._queue:
             lease = self._admit(ticket, now)
+            self._drain.mark(self._is_full(), now)
             if lease is not None:
                 return lease
-        if len(self._queue) < self.queue_size:
-            self._queue.push(ticket)
-            return Wait(len(self._queue))
-        full = Refuse(
-            "queue_full",
-            f"{len(self._queue)} requests are already waiting for this model",
-            self.expected_wait(len(self._queue) + 1),
-        )
-        displaced = self._queue.greediest(ticket.key)
+        queue = self._queue
+        if len(queue) < self.queue_size:
+            queue.push(ticket)
+            return Wait(queue.position(ticket.number))
+        displaced = queue.greediest(ticket.key)
         if displaced is None:
-            return full
-        self._queue.remove(displaced.number)
-        self._queue.push(ticket)
-        return Wait(len(self._queue), (displaced, full))
+            return self._full(ticket, now)
+        queue.remove(displaced.number)
+        queue.push(ticket)
+        return Wait(queue.position(ticket.number), (displaced, self._full(displaced, now)))
+
+    def _full(self, ticket: Ticket, now: float) -> Refuse:
+        text = f"{self.queue_size} requests are already waiting for this model"
+        return Refuse("queue_full", *self._come_back(ticket, text, now))
+
+    def _come_back(self, ticket: Ticket, text: str, now: float) -> tuple[str, float]:
+        """The sentence and the hint of a refusal: where the call would stand if it came now, and for how long."""
+        position = self._queue.position_of_new(ticket)
+        wait = self.expected_wait(position, now)
+        if wait is UNKNOWN:
+            return f"{text}; it would be number {position}", _hint(position * UNMEASURED)
+        return f"{text}; it would be number {position}, for about {ceil(wait)} s", _hint(wait)
 
     def admit_waiting(self, now: float) -> list[Lease]:
         """Leases for those who wait and now have room, in order; call it after every change."""
@@ -142,6 +152,7 @@ class Admission:
                 break
             self._queue.remove(lease.ticket.number)
             admitted.append(lease)
+        self._drain.mark(self._is_full(), now)
         return admitted
 
     def leave(self, ticket: Ticket) -> bool:
@@ -153,11 +164,8 @@ class Admission:
         late = [ticket for ticket in self._queue if now - ticket.arrived >= self.queue_timeout]
         for ticket in late:
             self._queue.remove(ticket.number)
-        wait = self.expected_wait(len(self._queue) + 1)
-        return [
-            (ticket, Refuse("queue_timeout", f"no room within {self.queue_timeout:g} s for this model", wait))
-            for ticket in late
-        ]
+        text = f"no room within {self.queue_timeout:g} s for this model"
+        return [(ticket, Refuse("queue_timeout", *self._come_back(ticket, text, now))) for ticket in late]
 
     def release(self, lease: Lease, outcome: Outcome, now: float) -> None:
         """Give a lease back; a second time is a fault of the caller. Follow with `admit_waiting`."""
@@ -167,8 +175,9 @@ class Admission:
         replica = self._replicas.get(lease.replica)
         if replica is not None:
             replica.in_flight -= 1
-        if outcome is Outcome.OK:
-            self._learn_rate(now)
+        if outcome is not Outcome.DROPPED:
+            self._drain.released(now)
+        self._drain.mark(self._is_full(), now)
 
     def correct(self, ticket: Ticket, used: int) -> None:
         """An admitted call used another number of tokens than its weight: its key's turn comes sooner or later."""
@@ -205,10 +214,14 @@ class Admission:
         known = self._replicas.get(replica)
         return known.limit if known else 0
 
-    def expected_wait(self, position: int) -> float:
-        """Seconds until a call at this position would be admitted, from the rate of releases; whole, 1 to 120."""
-        seconds = position * self._interval if self._interval is not None else float(position)
-        return float(ceil(min(max(seconds, RETRY_MIN), RETRY_MAX)))
+    def position(self, ticket: Ticket) -> int:
+        """Where a waiting call stands in the order of admissions, from 1."""
+        return self._queue.position(ticket.number)
+
+    def expected_wait(self, position: int, now: float) -> Maybe[float]:
+        """Seconds until a call at this position is admitted, from the measured rate; UNKNOWN before there is one."""
+        interval = self._drain.interval(now)
+        return UNKNOWN if interval is UNKNOWN else position * interval
 
     def check(self) -> None:
         """The laws, executed; raises AssertionError."""
@@ -243,9 +256,11 @@ class Admission:
         self._turn += 1
         return least_outstanding(loads, self._turn)
 
-    def _learn_rate(self, now: float) -> None:
-        if self._released_at is not None:
-            gap = max(now - self._released_at, 0.0)
-            known = self._interval
-            self._interval = gap if known is None else known + RATE_MEMORY * (gap - known)
-        self._released_at = now
+    def _is_full(self) -> bool:
+        """Whether replicas serve, and none has room."""
+        serving = [replica for replica in self._replicas.values() if replica.serving]
+        return bool(serving) and all(replica.in_flight >= replica.limit for replica in serving)
+
+
+def _hint(seconds: float) -> float:
+    return float(ceil(min(max(seconds, RETRY_MIN), RETRY_MAX)))

@@ -11,7 +11,8 @@ token that is admitted, and is next when it has earned what its first call costs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 from appliance.config.model import PRIORITIES, Priority
@@ -62,6 +63,19 @@ class _Class(Generic[T]):
         assert best is not None
         return best
 
+    def starts(self, key: str) -> Iterator[tuple[float, int]]:
+        """Where each call of a key begins on the line, with its number: the order of the class, if nobody comes."""
+        start = max(self.place.get(key, 0.0), self.line)
+        for call in self.waiting[key].values():
+            yield start, call.number
+            start += max(call.weight, 1)
+
+    def ahead(self, call: T) -> int:
+        """How many of the class go before one that waits in it."""
+        own, mine = next(one for one in enumerate(self.starts(call.key)) if one[1][1] == call.number)
+        others = (self.starts(key) for key in self.waiting if key != call.key)
+        return own + sum(1 for starts in others for _ in takewhile(mine.__gt__, starts))
+
 
 class FairQueue(Generic[T]):
     """Waiting calls in fair order. Its size is bounded by who uses it."""
@@ -100,18 +114,40 @@ class FairQueue(Generic[T]):
 
     def next(self) -> T:
         """Who is admitted next; the queue is not empty."""
-        owed: tuple[float, T] | None = None
-        highest: T | None = None
-        for group in self._classes.values():
-            if not group.waiting:
-                continue
-            first = group.next()
-            if highest is None:
-                highest = first
-            elif group.earned >= max(first.weight, 1) and (owed is None or group.earned > owed[0]):
-                owed = group.earned, first
-        assert highest is not None
-        return owed[1] if owed is not None else highest
+        heads = [(group.earned, group.next()) for group in self._classes.values() if group.waiting]
+        return heads[_chosen(heads)][1]
+
+    def position(self, number: int) -> int:
+        """Where a waiting call stands in the order of admissions, from 1; it changes as others come, go and end."""
+        call = self._all[number]
+        if sum(bool(group.waiting) for group in self._classes.values()) == 1:
+            return self._classes[call.priority].ahead(call) + 1
+        return 1 + next(place for place, other in enumerate(self.order()) if other.number == number)
+
+    def position_of_new(self, call: T) -> int:
+        """Where a call would stand if it came now."""
+        self.push(call)
+        position = self.position(call.number)
+        self.remove(call.number)
+        return position
+
+    def order(self) -> Iterator[T]:
+        """All that wait, in the order of their admissions if nobody else came; not while the queue changes."""
+        groups = [group for group in self._classes.values() if group.waiting]
+        lines = [
+            [self._all[number] for _, number in sorted(start for key in group.waiting for start in group.starts(key))]
+            for group in groups
+        ]
+        earned = [group.earned for group in groups]
+        places = [0] * len(groups)
+        while open_ := [n for n, line in enumerate(lines) if places[n] < len(line)]:
+            chosen = open_[_chosen([(earned[n], lines[n][places[n]]) for n in open_])]
+            call = lines[chosen][places[chosen]]
+            places[chosen] += 1
+            for n in open_:
+                earned[n] += groups[n].floor * max(call.weight, 1)
+            earned[chosen] = max(earned[chosen] - max(call.weight, 1), 0.0)
+            yield call
 
     def admitted(self, call: T) -> None:
         """Count a call that was let in, from the queue (before it is removed) or past an empty one."""
@@ -138,3 +174,9 @@ class FairQueue(Generic[T]):
         if worst is None or counts[worst] < counts.get(key, 0) + 2:
             return None
         return next(call for call in reversed(self._all.values()) if call.key == worst)
+
+
+def _chosen(heads: Sequence[tuple[float, Queued]]) -> int:
+    """Which class is next: what each has earned and its first call, highest class first."""
+    owed = [n for n, (earned, first) in enumerate(heads) if n and earned >= max(first.weight, 1)]
+    return max(owed, key=lambda n: heads[n][0], default=0)

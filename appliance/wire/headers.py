@@ -23,7 +23,7 @@ _NOT_UPSTREAM = HOP_BY_HOP | _words(
 )
 # An engine's fields that the gateway writes itself.
 _NOT_DOWNSTREAM = HOP_BY_HOP | _words(
-    "server date x-request-id x-engine x-queue-time-ms x-accel-buffering access-control-allow-origin "
+    "server date x-request-id x-engine x-queue-time-ms x-queue-position x-accel-buffering access-control-allow-origin "
     "access-control-allow-credentials access-control-allow-headers access-control-allow-methods set-cookie "
     "x-ratelimit-limit-requests x-ratelimit-remaining-requests x-ratelimit-reset-requests "
     "x-ratelimit-limit-tokens x-ratelimit-remaining-tokens x-ratelimit-reset-tokens"

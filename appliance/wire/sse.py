@@ -20,6 +20,11 @@ COMMENT = b": keep-alive\n\n"
 _END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 
 
+def queued(position: int, wait_s: int | None) -> bytes:
+    """The comment for a client that waits; how long it still may is left out where nobody knows."""
+    return b": queued position=%d%b\n\n" % (position, b"" if wait_s is None else b" expected_wait_s=%d" % wait_s)
+
+
 class EventTooLong(ValueError):
     """An event passed EVENT_LIMIT without an end."""
 

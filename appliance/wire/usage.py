@@ -14,12 +14,17 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one call used. `estimated` marks a count of events instead of the engine's own figures."""
+    """What one call used. `estimated` marks a count of events; the prompt is then the engine's figure, or 0: unknown."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     estimated: bool = False
+
+    @property
+    def knows_prompt(self) -> bool:
+        """Whether the engine said what the prompt was."""
+        return not self.estimated or self.prompt_tokens > 0
 
 
 def find_usage(text: bytes) -> Usage | None:

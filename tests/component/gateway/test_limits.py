@@ -128,6 +128,45 @@ def test_a_cap_on_answers_and_on_prompts(limited: Gateway, keys: Make, engine: F
     assert engine.log[-1]["max_tokens"] == 16  # an engine's own is smaller
 
 
+def test_an_answer_that_takes_longer_than_its_key_may(limited: Gateway, keys: Make, engine: FakeEngine) -> None:
+    secret, unhurried = keys("ivan", stream_time=1, daily_tokens=100_000), keys("judy", stream_time=60)
+    slow = fault("gap=0.1,tokens=20", stream=True, max_tokens=500)
+    late = fault("first=0.9,head=0.9", max_tokens=500)
+    with ThreadPoolExecutor(4) as pool:
+        streamed = pool.submit(ask, limited, secret, slow)
+        blocked = pool.submit(ask, limited, secret, late)
+        message = pool.submit(ask, limited, secret, slow, "/v1/messages")
+        assert ask(limited, unhurried, slow).events[-1] == b"data: [DONE]"
+    cut = streamed.result()
+    assert cut.status == 200 and b"[DONE]" not in cut.body and 3 <= len(cut.events) < 21
+    error = json.loads(cut.events[-1].removeprefix(b"data: "))["error"]
+    assert (error["code"], error["type"]) == ("stream_time_exceeded", "timeout_error") and "1 s" in error["message"]
+    assert message.result().events[-1].startswith(b"event: error\n")
+    answer = blocked.result()
+    assert (answer.status, answer.code) == (504, "stream_time_exceeded")
+    assert answer.headers["x-should-retry"] == "false" and "retry-after" not in answer.headers
+    assert wait_until(lambda: nothing_is_held(limited), 2, "nothing is held", 0.02)
+    assert wait_until(lambda: not engine.engine.running, 2, "the engine has stopped its work", 0.02)
+    lines = wait_until(
+        lambda: [line for line in limited.text().splitlines() if "code=stream_time_exceeded" in line],
+        3,
+        "records",
+        0.02,
+    )
+    assert sum("outcome=broken" in line for line in lines) == 2 and sum("status=504" in line for line in lines) == 1
+    # Prompts and the events that came were worked for: the key pays for them, and for no more. One API tells the prompt
+    # of a stream in its first event, of the others it is guessed.
+    state = limited.directory.parent / "state" / "gateway" / "use.json"
+
+    def used() -> int:
+        return int(max((key["day"][1] for key in json.loads(state.read_text())["keys"].values()), default=0))
+
+    prompts = 7 + sum(len(json.dumps(body)) // 4 + 1 for body in (slow, late))
+    events = sum(int(found) for found in re.findall(r"stream_time_exceeded.* events=(\d+)", limited.text()))
+    assert events >= 6
+    wait_until(lambda: used() == prompts + events, 5, "what was used", 0.05)
+
+
 def test_the_days_tokens_outlive_a_restart_and_the_sdk_gives_up(
     limited: Gateway, keys: Make, engine: FakeEngine
 ) -> None:

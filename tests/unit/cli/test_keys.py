@@ -40,18 +40,20 @@ def test_json_holds_id_name_and_key(config: str, capsys: pytest.CaptureFixture[s
 
 def test_limits_are_stored_and_listed(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--rpm", "60", "--tpm", "100_000", "--parallel", "4", "--daily-tokens", "2000000", "--monthly-tokens",
-             "40000000", "--max-tokens", "4096", "--max-prompt", "256KiB", "--class", "batch"]  # fmt: skip
+             "40000000", "--max-tokens", "4096", "--max-prompt", "256KiB", "--class", "batch",
+             "--stream-time", "10m"]  # fmt: skip
     _, out, _ = run(capsys, "keys", "create", "eve", *words, "--json", "--config", config)
     made = json.loads(out)
     given = {"rpm": 60, "tpm": 100_000, "parallel": 4, "daily_tokens": 2_000_000, "monthly_tokens": 40_000_000,
-             "max_tokens": 4096, "max_prompt": 262_144, "class": "batch"}  # fmt: skip
+             "max_tokens": 4096, "max_prompt": 262_144, "class": "batch", "stream_time": 600}  # fmt: skip
     assert given.items() <= made.items()
     run(capsys, "keys", "rotate", "eve", "--config", config)  # which keeps them
     run(capsys, "keys", "create", "free", "--config", config)
     eve, free = json.loads(run(capsys, "keys", "list", "--json", "--config", config)[1])
     assert given.items() <= eve.items() and (free["class"], free["rpm"]) == ("standard", None)
     table = run(capsys, "keys", "list", "--config", config)[1]
-    assert "batch" in table and "60 rpm, 100000 tpm, 4 at once" in table and "256 KiB a request" in table
+    assert "batch" in table and "60 rpm, 100000 tpm, 4 at once" in table
+    assert "256 KiB a request, 10m of streaming" in table
 
 
 def test_a_keys_life(config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +69,8 @@ def test_a_keys_life(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     [("create", "no way"), ("create", "x", "--expires", "soon"), ("create", "x", "--expires", "2001-01-01"),
      ("create", "x", "--rpm", "0"), ("create", "x", "--tpm", "many"), ("create", "x", "--class", "first"),
      ("create", "x", "--max-prompt", "0"), ("create", "x", "--max-prompt", "2 yards"),
+     ("create", "x", "--stream-time", "0s"), ("create", "x", "--stream-time", "1.5s"),
+     ("create", "x", "--stream-time", "long"),
      ("revoke", "nobody"), ("rotate", "nobody"), ("rotate", "x", "--overlap", "x"), ()],
 )  # fmt: skip
 def test_wrong_words_are_2(config: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:

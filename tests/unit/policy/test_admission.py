@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import heapq
+import random
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -15,6 +18,7 @@ from appliance.policy.admission import (
     Wait,
     limit_of,
 )
+from appliance.quantity import UNKNOWN
 
 
 def ticket(number: int, arrived: float = 0.0) -> Ticket:
@@ -96,14 +100,86 @@ def test_a_call_moves_to_another_replica() -> None:
 
 
 def test_the_wait_follows_the_rate_of_releases() -> None:
-    admission = made(100, queue=5)
-    leases = [admission.offer(ticket(n), 0) for n in range(20)]
-    for number, lease in enumerate(leases):
+    admission = made(1, queue=1000)
+    assert admission.expected_wait(7, 0) is UNKNOWN
+    out = admission.offer(ticket(0), 0)
+    for number in range(1, 20):
+        assert isinstance(out, Lease) and admission.offer(ticket(number), number * 3.0 - 1) == Wait(1)
+        admission.release(out, Outcome.IGNORED if number % 2 else Outcome.OK, number * 3.0)
+        (out,) = admission.admit_waiting(number * 3.0)
+    assert admission.expected_wait(2, 57.0) == pytest.approx(6.0)
+    for number in range(20, 1020):
+        admission.offer(ticket(number), 57.0)
+    refused = admission.offer(ticket(1020), 57.0)
+    assert isinstance(refused, Refuse) and refused.retry_after == 120
+    assert refused.reason.endswith("it would be number 1001, for about 3003 s")
+
+
+def test_a_refusal_follows_the_order_and_not_the_arrival() -> None:
+    admission = made(1, queue=8, timeout=5)
+    out = admission.offer(ticket(0), 0)
+    for number in range(1, 5):
+        assert isinstance(out, Lease)
+        admission.offer(ticket(number), number * 2.0 - 2)
+        admission.release(out, Outcome.OK, number * 2.0)
+        (out,) = admission.admit_waiting(number * 2.0)
+    for number in range(5, 13):
+        admission.offer(Ticket(number, "a", 8.0, 100), 8)
+    found = admission.offer(Ticket(13, "b", 8.0, 100), 8)
+    assert isinstance(found, Wait) and found.position == 2 and found.displaced is not None
+    assert found.displaced[1].reason.endswith("it would be number 9, for about 18 s")
+    assert found.displaced[1].retry_after == 18
+    late = {call.number: refusal for call, refusal in admission.overdue(14)}
+    assert set(late) == {*range(5, 12), 13}
+    assert all(refusal.retry_after <= 4 and "number 1," in refusal.reason for refusal in late.values())
+
+
+def test_calls_that_an_engine_failed_say_nothing_of_its_pace() -> None:
+    admission = made(1, queue=1)
+    for number in range(50):
+        lease = admission.offer(ticket(number), number * 0.01)
         assert isinstance(lease, Lease)
-        admission.release(lease, Outcome.OK, number * 3.0)
-    assert admission.expected_wait(2) == 6
-    assert admission.expected_wait(1000) == 120
-    assert Admission(queue_size=1, queue_timeout=1).expected_wait(0) == 1
+        admission.release(lease, Outcome.DROPPED, number * 0.01 + 0.005)
+    assert admission.expected_wait(1, 1.0) is UNKNOWN
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 2**32), st.integers(1, 24))
+def test_what_a_call_was_told_comes_true(seed: int, limit: int) -> None:
+    """Two keys, calls of half to one and a half seconds; nobody comes or leaves meanwhile."""
+    chance = random.Random(seed)
+    admission = made(limit, queue=1000, timeout=1e9)
+    ends: list[tuple[float, int, Lease]] = []
+    let_in: dict[int, float] = {}
+
+    def begin(lease: Lease, now: float) -> None:
+        let_in[lease.ticket.number] = now
+        heapq.heappush(ends, (now + chance.uniform(0.5, 1.5), lease.ticket.number, lease))
+
+    def end() -> float:
+        now, _, lease = heapq.heappop(ends)
+        admission.release(lease, Outcome.OK, now)
+        for admitted in admission.admit_waiting(now):
+            begin(admitted, now)
+        return now
+
+    now, numbers = 0.0, iter(range(10_000))
+    for count in (10 * limit, 200):
+        calls = [Ticket(next(numbers), chance.choice("ab"), now, chance.randrange(50, 500)) for _ in range(count)]
+        for call in calls:
+            decision = admission.offer(call, now)
+            if isinstance(decision, Lease):
+                begin(decision, now)
+        while admission.waiting > (limit if count != 200 else 200):
+            now = end()
+    waiting = [call for call in calls if call.number not in let_in]
+    told = {call.number: admission.expected_wait(admission.position(call), now) for call in waiting}
+    asked_at = now
+    while ends:
+        end()
+    for call in waiting:
+        wait, expected = let_in[call.number] - asked_at, told[call.number]
+        assert expected is not UNKNOWN and abs(wait - expected) <= 0.3 * wait + 1.5, (wait, expected)
 
 
 @pytest.mark.parametrize(

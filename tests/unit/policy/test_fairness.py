@@ -19,7 +19,7 @@ def ticket(number: int, key: str, weight: int = 1, priority: Priority = "standar
 
 def order(queue: FairQueue[Ticket], count: int | None = None) -> list[Ticket]:
     """The next calls, taken out as they are admitted."""
-    found = []
+    found: list[Ticket] = []
     while len(queue) and (count is None or len(found) < count):
         call = queue.next()
         queue.admitted(call)
@@ -136,6 +136,23 @@ def test_every_call_comes_out_once_and_none_is_forgotten(steps: list[tuple[str, 
             alive.remove(gone.number)
         assert {call.number for call in queue} == alive and len(queue) == len(alive)
     assert {call.number for call in order(queue)} == alive and not len(queue)
+
+
+@given(calls)
+def test_a_position_is_the_place_in_the_order_of_admissions(steps: list[tuple[str, int, Priority, str]]) -> None:
+    queue: FairQueue[Ticket] = FairQueue()
+    for number, (key, weight, priority, step) in enumerate(steps):
+        new = ticket(number, key, weight, priority)
+        expected = queue.position_of_new(new)
+        assert number not in queue
+        queue.push(new)
+        assert queue.position(number) == expected
+        if step == "n":
+            queue.correct(order(queue, 1)[0], weight // 2)
+        elif step == "r":
+            queue.remove(next(iter(queue)).number)
+    told = {call.number: queue.position(call.number) for call in queue}
+    assert told == {call.number: place for place, call in enumerate(order(queue), 1)}
 
 
 @given(

@@ -22,6 +22,12 @@ def split(pieces: list[bytes]) -> tuple[list[bytes], EventSplitter]:
     return [event for piece in pieces for event in splitter.feed(piece)], splitter
 
 
+def test_comments_for_one_that_waits_are_comments() -> None:
+    assert sse.queued(3, 4) == b": queued position=3 expected_wait_s=4\n\n"
+    assert sse.queued(512, None) == b": queued position=512\n\n"
+    assert all(kind(comment, Shape.OPENAI) is Kind.COMMENT for comment in (sse.queued(1, 0), sse.queued(1, None)))
+
+
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
 def test_every_cut_in_two_gives_the_same_events(end: bytes) -> None:
     events = [b"data: a" + end, b": c" + end, b"event: x" + end[: len(end) // 2] + b"data: b" + end]
