@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--daily-tokens", metavar="N", type=_count, help="tokens a calendar day, UTC")
     create.add_argument("--monthly-tokens", metavar="N", type=_count, help="tokens a calendar month, UTC")
     create.add_argument("--max-tokens", metavar="N", type=_count,
-                        help="tokens of one answer; also what a request gets that names no limit")  # fmt: skip
+                        help="tokens of a request's answers; also what one gets that names no limit")  # fmt: skip
     create.add_argument("--max-prompt", metavar="SIZE", type=_size, help="size of one request, like 256KiB")
     create.add_argument("--stream-time", metavar="TIME", type=_seconds, help="the longest answer, like 10m")
     actions.add_parser("list", help="list the keys")

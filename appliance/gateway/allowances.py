@@ -24,7 +24,7 @@ from .auth import ANONYMOUS, Principal
 
 SAVE = 2.0  # seconds between two writes of the counts
 BYTES_A_TOKEN = 4  # of a request's body; what was really used is counted afterwards
-GUESS = 512  # tokens set aside for an answer without a limit
+GUESS = 512  # tokens set aside for an answer without a limit, unless its key has one
 
 
 class Allowances:
@@ -151,12 +151,14 @@ def prompt_tokens(call: Call, route: Route) -> int:
 
 
 def demand(call: Call, route: Route, limits: KeyLimits) -> Demand:
-    """What a call is taken to need: its body's tokens, and the answer's limit or a guess."""
+    """What a call is taken to need: its body's tokens, and the limit of its answers or a guess."""
     if route.free:
         return Demand(call.size, 0, 0, 0)
     prompt = prompt_tokens(call, route)
     if not route.streams:
         return Demand(call.size, prompt, 0, 0)
+    count = call.answers
     if call.max_tokens is not None:
-        return Demand(call.size, prompt, call.max_tokens, call.max_tokens)
-    return Demand(call.size, prompt, min(route.unbounded or GUESS, limits.max_tokens or GUESS))
+        return Demand(call.size, prompt, count * call.max_tokens, call.max_tokens, count)
+    guess = count * (route.unbounded or GUESS)
+    return Demand(call.size, prompt, min(guess, limits.max_tokens or guess), None, count)

@@ -11,6 +11,10 @@ from .auth import Principal
 from .exchange import Exchange
 from .relay import End, Finish
 
+# Tokens, a large context of today: a client may write any number into max_tokens, and what one call claims to need must
+# not outweigh all that the other keys and classes have waited for.
+HEAVIEST = 1 << 17
+
 
 class Claim:
     """A reservation that is settled exactly once, in the `finally` of its call. Making one raises ApiError."""
@@ -21,7 +25,8 @@ class Claim:
 
     def ticket(self, number: int, arrived: float) -> Ticket:
         """How the call stands in a queue."""
-        return Ticket(number, self._principal.key_id, arrived, self._hold.tokens, self._principal.limits.priority)
+        weight = min(self._hold.tokens, HEAVIEST)
+        return Ticket(number, self._principal.key_id, arrived, weight, self._principal.limits.priority)
 
     def bounded(self, body: bytes, context: object) -> bytes:
         """The body, its answer bounded where only the key sets a limit. `context`: what the engine can hold at most."""
@@ -29,7 +34,7 @@ class Claim:
         if limit is None or self._call.max_tokens is not None or not route.limits:
             return body
         # An engine refuses a limit above its context, and one that has a limit of its own keeps it.
-        bounds = (limit, route.unbounded, context if isinstance(context, int) else None)
+        bounds = (limit // self._call.answers, route.unbounded, context if isinstance(context, int) else None)
         return with_limit(body, route, min(bound for bound in bounds if bound is not None))
 
     def settle(self, exchange: Exchange | None, finish: Finish, usage: Usage | None) -> None:

@@ -20,7 +20,7 @@ when it is written again.
     parallel = 4                      # requests at once
     daily_tokens = 2000000            # a calendar day, UTC
     monthly_tokens = 40000000
-    max_tokens = 4096                 # of one answer; also what a request gets that names no limit
+    max_tokens = 4096                 # of one request's answers; also what a request gets that names no limit
     max_prompt = 262144               # bytes of one request
     stream_time = 600                 # seconds of one answer, the wait in the queue left out
 """

@@ -133,6 +133,8 @@ class Admission:
 
     def _full(self, ticket: Ticket, now: float) -> Refuse:
         text = f"{self.queue_size} requests are already waiting for this model"
+        if not self.queue_size:
+            text = "this model has no room, and no request may wait for it"
         return Refuse("queue_full", *self._come_back(ticket, text, now))
 
     def _come_back(self, ticket: Ticket, text: str, now: float) -> tuple[str, float]:

@@ -25,14 +25,16 @@ DURATION_MEMORY = 0.2  # weight of the newest call in the mean duration
 class Demand:
     """What a call asks for, before anything is known of its answer.
 
-    `size` is its body in bytes; `prompt` and `answer` are tokens, estimated; `limit` is the answer's limit as the
-    client set it, None where it set none (then `answer` is a guess, which is cut to what can be had).
+    `size` is its body in bytes; `prompt` and `answer` are tokens, estimated, all answers together; `limit` is the limit
+    of one answer as the client set it, None where it set none (then `answer` is a guess, which is cut to what can be
+    had); `answers` is how many there will be.
     """
 
     size: int
     prompt: int
     answer: int
     limit: int | None = None
+    answers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +198,12 @@ class Account:
 
 
 def _never(limits: KeyLimits, demand: Demand) -> Denied | None:
-    if limits.max_tokens is not None and demand.limit is not None and demand.limit > limits.max_tokens:
-        return Denied(
-            "invalid_request",
-            f"max_tokens is {demand.limit}, this key may ask for {limits.max_tokens} at most",
-            final=True,
-            param="max_tokens",
-        )
+    asked = demand.answers * (1 if demand.limit is None else demand.limit)  # the least that can be asked for
+    if limits.max_tokens is not None and asked > limits.max_tokens:
+        what = f"max_tokens is {demand.limit}" if demand.limit is not None else "max_tokens is not given"
+        several = f" for each of {demand.answers} answers" if demand.answers > 1 else ""
+        reason = f"{what}{several}, this key may ask for {limits.max_tokens} at most"
+        return Denied("invalid_request", reason + (" in all" if several else ""), final=True, param="max_tokens")
     if limits.max_prompt is not None and demand.size > limits.max_prompt:
         return Denied(
             "request_too_large",

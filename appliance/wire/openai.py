@@ -30,7 +30,8 @@ class Route:
     """One relayed route. `meters` says that usage of a stream must be asked for with `stream_options`.
 
     `limits` are the fields that bound the answer's tokens, the first that is given counts; `unbounded` is what an
-    engine does without one: so many tokens, None for as many as fit. `free` routes run no model.
+    engine does without one: so many tokens, None for as many as fit. `counts` are fields that ask for several answers
+    to one prompt; with `prompts`, there may be a list of them. `free` routes run no model.
     """
 
     path: str
@@ -40,14 +41,18 @@ class Route:
     multipart: bool = False
     limits: tuple[str, ...] = ()
     unbounded: int | None = None
+    counts: tuple[str, ...] = ()
+    prompts: bool = False
     free: bool = False
 
 
 ROUTES: Mapping[str, Route] = {
     route.path: route
     for route in (
-        Route("/v1/chat/completions", streams=True, meters=True, limits=("max_completion_tokens", "max_tokens")),
-        Route("/v1/completions", streams=True, meters=True, limits=("max_tokens",), unbounded=16),
+        Route("/v1/chat/completions", streams=True, meters=True, limits=("max_completion_tokens", "max_tokens"),
+              counts=("n",)),
+        Route("/v1/completions", streams=True, meters=True, limits=("max_tokens",), unbounded=16,
+              counts=("n", "best_of"), prompts=True),
         Route("/v1/responses", Shape.RESPONSES, streams=True, limits=("max_output_tokens",)),
         Route("/v1/messages", Shape.ANTHROPIC, streams=True, limits=("max_tokens",)),
         Route("/v1/messages/count_tokens", Shape.ANTHROPIC, free=True),
@@ -58,17 +63,22 @@ ROUTES: Mapping[str, Route] = {
         Route("/detokenize", free=True),
         Route("/v1/audio/transcriptions", streams=True, multipart=True),
     )
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One API request as parsed. `size` is the body's bytes; `max_tokens` None where the client set no limit."""
+    """One API request as parsed. `size` is the body's bytes; `max_tokens` None where the client set no limit.
+
+    `answers` is how many the engine makes: of each prompt of a list so many as `n` or `best_of` say. Each may have
+    `max_tokens`.
+    """
 
     model: str
     stream: bool
     size: int
     max_tokens: int | None = None
+    answers: int = 1
     include_usage: bool = False  # the client asked for the usage event itself
     stream_options: Mapping[str, object] | None = None
 
@@ -92,6 +102,7 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
         stream=stream,
         size=len(body),
         max_tokens=_limit(value, route.limits),
+        answers=_answers(value, route),
         include_usage=bool(options and options.get("include_usage")),
         stream_options=cast("Mapping[str, object] | None", options),
     )
@@ -178,6 +189,27 @@ def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None
             raise ApiError("invalid_request", f"{name} must be a whole number, 0 or more", param=name)
         found[name] = limit
     return next((found[name] for name in counting if name in found), None)
+
+
+def _answers(value: Mapping[str, object], route: Route) -> int:
+    """How many answers the engine makes for this one request."""
+    most = 1
+    for name in route.counts:
+        count = value.get(name)
+        if count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ApiError("invalid_request", f"{name} must be a whole number, 1 or more", param=name)
+        most = max(most, count)
+    prompts = sum(_prompts(value.get(name)) for name in ("prompt", "prompt_embeds")) if route.prompts else 1
+    return most * max(prompts, 1)
+
+
+def _prompts(value: object) -> int:
+    """How many prompts stand in a field; a list of numbers is one, of tokens."""
+    if not isinstance(value, list):
+        return 0 if value is None else 1
+    return len(value) if value and isinstance(value[0], (str, list)) else 1
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -14,7 +14,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one call used. `estimated` marks a count of events; the prompt is then the engine's figure, or 0: unknown."""
+    """What one call used. `estimated` marks a count of events; the prompt is the engine's figure or 0: unknown."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -126,6 +126,21 @@ def test_a_cap_on_answers_and_on_prompts(limited: Gateway, keys: Make, engine: F
         assert engine.log[-1]["max_tokens"] == 20  # a request that names no limit gets the key's
     ask(limited, secret, {"model": MODEL, "prompt": "x"}, "/v1/completions")
     assert engine.log[-1]["max_tokens"] == 16  # an engine's own is smaller
+    several = ask(limited, secret, chat(n=4, max_tokens=6))
+    assert (several.status, several.json["error"]["param"]) == (400, "max_tokens")
+    assert "6 for each of 4 answers" in several.json["error"]["message"]
+    ask(limited, secret, {"model": MODEL, "prompt": ["x", "y"], "n": 2}, "/v1/completions")
+    assert engine.log[-1]["max_tokens"] == 5  # the answers share the cap
+
+
+def test_several_answers_are_reserved_and_settled(limited: Gateway, keys: Make) -> None:
+    secret = keys("heidi", tpm=1000)
+    for body in ({"prompt": ["x"] * 30, "max_tokens": 40}, {"prompt": "x", "n": 30, "max_tokens": 40}):
+        never = ask(limited, secret, {"model": MODEL, **body}, "/v1/completions")
+        assert (never.code, never.headers["x-should-retry"]) == ("rate_limit_exceeded", "false")
+    for _ in range(3):  # and no more than was used stays so
+        answer = ask(limited, secret, {"model": MODEL, "prompt": ["x"] * 20, "max_tokens": 40}, "/v1/completions")
+        assert answer.status == 200 and int(answer.headers["x-ratelimit-remaining-tokens"]) < 200
 
 
 def test_an_answer_that_takes_longer_than_its_key_may(limited: Gateway, keys: Make, engine: FakeEngine) -> None:

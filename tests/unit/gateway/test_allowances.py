@@ -13,6 +13,8 @@ from appliance.config.model import KeyLimits
 from appliance.errors import ApiError
 from appliance.gateway.allowances import Allowances, demand
 from appliance.gateway.auth import ANONYMOUS, Principal
+from appliance.gateway.claim import HEAVIEST, Claim
+from appliance.gateway.relay import End, Finish
 from appliance.policy.allowance import Demand
 from appliance.wire.openai import ROUTES, Call
 
@@ -39,6 +41,44 @@ def call(size: int = 399, **fields: Any) -> Call:
 )  # fmt: skip
 def test_what_a_call_needs(path: str, asked: int | None, cap: int | None, expected: Demand) -> None:
     assert demand(call(max_tokens=asked), ROUTES[path], KeyLimits(max_tokens=cap)) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "cap", "expected"),
+    [("/v1/chat/completions", 50, None, Demand(399, 100, 400, 50, 8)),
+     ("/v1/chat/completions", None, None, Demand(399, 100, 4096, None, 8)),
+     ("/v1/chat/completions", None, 1000, Demand(399, 100, 1000, None, 8)),
+     ("/v1/completions", None, None, Demand(399, 100, 128, None, 8)),
+     ("/v1/completions", None, 100, Demand(399, 100, 100, None, 8))],
+)  # fmt: skip
+def test_what_several_answers_need(path: str, asked: int | None, cap: int | None, expected: Demand) -> None:
+    assert demand(call(max_tokens=asked, answers=8), ROUTES[path], KeyLimits(max_tokens=cap)) == expected
+
+
+def test_what_a_client_claims_to_need_cannot_outweigh_everybody(tmp_path: Path) -> None:
+    allowances = Allowances(str(tmp_path / "use.json"), print)
+    for asked, weight in ((50, 150), (10**30, HEAVIEST)):
+        claim = Claim(allowances, principal(), call(max_tokens=asked), CHAT)
+        assert claim.ticket(1, 0.0).weight == weight
+        claim.settle(None, Finish(End.LEFT), None)
+    assert allowances.running == allowances.reserved == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "cap", "answers", "context", "limit"),
+    [("/v1/chat/completions", 100, 1, None, 100), ("/v1/chat/completions", 100, 8, None, 12),
+     ("/v1/chat/completions", 100, 1, 64, 64), ("/v1/completions", 100, 1, None, 16),
+     ("/v1/completions", 100, 10, None, 10), ("/v1/completions", 100, 100, 2048, 1)],
+)  # fmt: skip
+def test_a_keys_cap_is_shared_by_the_answers(
+    tmp_path: Path, path: str, cap: int, answers: int, context: int | None, limit: int
+) -> None:
+    allowances = Allowances(str(tmp_path / "use.json"), print)
+    claim = Claim(allowances, principal(max_tokens=cap), call(answers=answers), ROUTES[path])
+    assert claim.bounded(b'{"n":1}', context) == b'{"n":1,"max_tokens":%d}' % limit
+    with pytest.raises(ApiError) as caught:
+        Claim(allowances, principal(max_tokens=answers - 1), call(answers=answers), ROUTES[path])
+    assert (caught.value.status, caught.value.param) == (400, "max_tokens")
 
 
 def test_fields_are_those_of_the_limits(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ DAY = 1_800_000_000.0 // 86400 * 86400  # a midnight
 
 
 def ask(account: Account, now: float = 0.0, *, prompt: int = 10, answer: int = 90, limit: int | None = None,
-        size: int = 40, **limits: Any) -> Hold | Denied:  # fmt: skip
-    demand = Demand(size, prompt, answer if limit is None else limit, limit)
+        size: int = 40, answers: int = 1, **limits: Any) -> Hold | Denied:  # fmt: skip
+    demand = Demand(size, prompt, answer if limit is None else limit * answers, limit, answers)
     return account.reserve(KeyLimits(**limits), demand, now, DAY + now)
 
 
@@ -31,6 +31,9 @@ def held(found: Hold | Denied) -> Hold:
 @pytest.mark.parametrize(
     ("limits", "demand", "code", "param"),
     [({"max_tokens": 50}, {"limit": 51}, "invalid_request", "max_tokens"),
+     ({"max_tokens": 50}, {"limit": 13, "answers": 4}, "invalid_request", "max_tokens"),
+     ({"max_tokens": 3}, {"answers": 4}, "invalid_request", "max_tokens"),
+     ({"tpm": 99}, {"limit": 30, "answers": 3}, "rate_limit_exceeded", None),
      ({"max_prompt": 39}, {}, "request_too_large", None),
      ({"tpm": 99}, {"limit": 90}, "rate_limit_exceeded", None),
      ({"tpm": 9}, {}, "rate_limit_exceeded", None),

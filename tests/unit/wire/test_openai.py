@@ -29,6 +29,30 @@ def test_the_limit_has_many_names(body: bytes, limit: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "fields", "answers"),
+    [("chat/completions", {}, 1), ("chat/completions", {"n": None, "best_of": 9, "prompt": ["a", "b"]}, 1),
+     ("chat/completions", {"n": 3}, 3), ("completions", {"n": 2, "best_of": 5}, 5), ("completions", {"prompt": "a"}, 1),
+     ("completions", {"prompt": [1, 2, 3]}, 1), ("completions", {"prompt": ["a", "b", "c"], "n": 4}, 12),
+     ("completions", {"prompt": [[1, 2], [3]], "best_of": 2}, 4), ("completions", {"prompt": []}, 1),
+     ("completions", {"prompt": ["a"], "prompt_embeds": ["x", "y"]}, 3), ("embeddings", {"n": 7}, 1),
+     ("responses", {"n": 7}, 1)],
+)  # fmt: skip
+def test_every_answer_is_counted_that_the_engine_will_make(path: str, fields: dict[str, object], answers: int) -> None:
+    body = json.dumps({"model": "m", **fields}).encode()
+    assert parse_call(ROUTES[f"/v1/{path}"], body).answers == answers
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 2.0, "3", [1]])
+@pytest.mark.parametrize(
+    ("path", "name"), [("chat/completions", "n"), ("completions", "n"), ("completions", "best_of")]
+)
+def test_a_count_that_an_engine_could_read_otherwise_is_refused(path: str, name: str, count: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_call(ROUTES[f"/v1/{path}"], json.dumps({"model": "m", name: count}).encode())
+    assert (caught.value.code, caught.value.param) == ("invalid_request", name)
+
+
+@pytest.mark.parametrize(
     ("path", "counts"),
     [("/v1/chat/completions", 1), ("/v1/completions", 2), ("/v1/responses", 3), ("/v1/messages", 2),
      ("/v1/embeddings", None)],
