@@ -100,6 +100,7 @@ API_CODES: dict[str, tuple[int, str]] = {
     "engine_starting": (503, "service_unavailable"),
     "engine_restarting": (503, "service_unavailable"),
     "engine_held": (503, "service_unavailable"),
+    "gateway_overloaded": (503, "service_unavailable"),
     "gateway_draining": (503, "service_unavailable"),
     "config_invalid": (503, "service_unavailable"),
     "first_token_timeout": (504, "timeout_error"),

@@ -16,7 +16,7 @@ from typing import Protocol
 from appliance.config import fleet
 from appliance.config.model import Config
 from appliance.config.places import Path
-from appliance.quantity import format_duration
+from appliance.quantity import format_duration, format_size
 
 
 class Say(Protocol):
@@ -31,6 +31,7 @@ VLLM_STEP_TIMEOUT = 300.0  # VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS of vLLM 0.32
 def laws(config: Config, say: Say) -> None:
     """Say everything that is wrong between fields."""
     _listeners(config, say)
+    _memory(config, say)
     _openness(config, say)
     _times(config, say)
     fleet.laws(config, say)
@@ -82,6 +83,13 @@ def _listeners(config: Config, say: Say) -> None:
     if not is_loopback(gateway.admin_listen):
         say(("gateway", "admin_listen"), f"{gateway.admin_listen} can be reached from outside, and it has no login",
             f"write 127.0.0.1:{host_port(gateway.admin_listen)[1]}")  # fmt: skip
+
+
+def _memory(config: Config, say: Say) -> None:
+    gateway = config.gateway
+    if gateway.max_bodies < gateway.max_body:
+        say(("gateway", "max_bodies"), f"{format_size(gateway.max_bodies)} cannot hold one body of max_body "
+            f"({format_size(gateway.max_body)})", "raise max_bodies or lower max_body")  # fmt: skip
 
 
 def _openness(config: Config, say: Say) -> None:

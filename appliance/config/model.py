@@ -54,6 +54,8 @@ class Gateway:
     tls_certificate: str = ""
     tls_key: str = ""
     max_body: int = 64 << 20
+    max_bodies: int = 512 << 20
+    max_connections: int = 12_000
     trusted_proxies: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     admission: Admission = field(default_factory=Admission)

@@ -63,6 +63,10 @@ ROWS: tuple[Row, ...] = (
         "read it.", '"/etc/llm-appliance/tls/key.pem"', "reload"),
     Row("gateway.max_body", "size", 64 * MIB, "The largest request body; a larger one is answered 413.", '"16MiB"',
         "reload", KIB, 4 * GIB),
+    Row("gateway.max_bodies", "size", 512 * MIB, "The memory that all request bodies together may take until their "
+        "answers begin; then 503 gateway_overloaded.", '"2GiB"', "reload", KIB, TIB),
+    Row("gateway.max_connections", "int", 12_000, "Client connections at once; for one more an idle one is closed, "
+        "and where none is idle it is answered 503 gateway_overloaded.", "2000", "reload", 1, 1_000_000),
     Row("gateway.trusted_proxies", "networks", (), "Addresses or networks of reverse proxies whose X-Forwarded-For is "
         "believed.", '["10.0.0.0/8"]', "reload"),
     Row("gateway.cors_origins", "origins", (), 'Origins whose pages may call the API from a browser; "*" is any.',

@@ -96,6 +96,8 @@ class Admin:
             ("queued", "gauge", "Calls that wait for admission.",
              [({"engine": g.engine.name}, float(g.admission.waiting)) for g in groups]),
             ("client_connections", "gauge", "Open client connections.", [({}, float(len(state.server.connections)))]),
+            ("request_body_bytes", "gauge", "Memory for bodies of calls whose answers have not begun.",
+             [({}, float(self._handler.bodies.held))]),
             ("event_loop_lag_seconds", "gauge", "How late the last turn of the loop was.", [({}, state.loop_lag)]),
             ("ledger_dropped_total", "counter", "Usage records lost to a writer that could not keep up.",
              [({}, float(state.ledger.dropped))]),

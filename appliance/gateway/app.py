@@ -72,7 +72,9 @@ class App:
         self._reported_at = clock.monotonic()
         self._tls: ssl.SSLContext | None = None
         handler = Handler(self)
-        self.server = ClientServer(handler.serve, self.warn, handler_cancellation=True)
+        self.server = ClientServer(
+            handler.serve, self.warn, handler_cancellation=True, most=lambda: self.settings.max_connections
+        )
         self._admin = ClientServer(Admin(self, handler, control=False).serve, self.warn)
         self._control = ClientServer(Admin(self, handler, control=True).serve, self.warn)
         self.listeners: list[Listener] = []

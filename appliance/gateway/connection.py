@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
@@ -26,9 +27,10 @@ SERVER = "llm-appliance"  # instead of aiohttp's name and version
 MAX_HEADERS = 128
 MAX_LINE = 16384
 KEEPALIVE = 75.0  # seconds that a connection may be idle, before its first request too
-
-
 LINGER = 2.0  # seconds in which a client that still sends may take notice of its refusal
+YOUNG = 1.0  # seconds for which an idle connection is not closed for another: it may have a request on its way
+SPARE = 64  # connections beyond the limit that are still answered; more are cut off
+CROWDED_WAIT = 2.0  # seconds that a client is asked to wait when there are too many
 
 
 class Pump(Protocol):
@@ -47,11 +49,13 @@ class Pump(Protocol):
 class ClientConnection(RequestHandler):
     """One connection; at most one call runs on it at a time."""
 
-    __slots__ = ("body", "heads", "pump")
+    __slots__ = ("body", "heads", "idle", "is_surplus", "pump")
 
     body: StreamReader | None  # of the newest request
     pump: Pump | None
     heads: dict[ClientConnection, float]  # the server's: where a connection stands while it sends a request's head
+    idle: dict[ClientConnection, float]  # the server's: since when it has had no request
+    is_surplus: bool  # one more than there may be, when it came
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -69,6 +73,7 @@ class ClientConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.heads.pop(self, None)
+        self.idle.pop(self, None)
         self._left()
         super().connection_lost(exc)
 
@@ -78,6 +83,7 @@ class ClientConnection(RequestHandler):
             pump.client_left()
 
     def data_received(self, data: bytes) -> None:
+        self.idle.pop(self, None)
         super().data_received(data)
         if self._messages:
             self.body = self._messages[-1][1]
@@ -119,7 +125,11 @@ def _answer(transport: asyncio.Transport) -> Answer:
 
 
 class ClientServer(web.Server):
-    """Makes a ClientConnection for each accepted socket, and asks of each request whether its framing is plain."""
+    """Makes a ClientConnection for each accepted socket, and asks of each request whether its framing is plain.
+
+    At its limit of connections, a new one takes the place of the one that has been idle for longest; where none is, it
+    is answered 503. They do not wait in the kernel's backlog instead: there nobody would tell them for how long.
+    """
 
     def __init__(
         self,
@@ -127,16 +137,47 @@ class ClientServer(web.Server):
         report: Callable[[str], None],
         *,
         handler_cancellation: bool = False,
+        most: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         super().__init__(self._checked, handler_cancellation=handler_cancellation)
-        self._handler = handler
+        self._handler, self._most = handler, most
+        self._idle: dict[ClientConnection, float] = {}  # longest first
         self._log = ServerLog(report)
         self._heads: dict[ClientConnection, float] = {}  # connections in a request's head, oldest first
         self._unread: dict[RequestHandler, tuple[int, float]] = {}  # bytes that wait for a client, and since when
 
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
         fault = headers.request_fault(request.method, (request.version.major, request.version.minor), request.headers)
-        return refused(request, ApiError("invalid_request", fault)) if fault else await self._handler(request)
+        if fault:
+            return refused(request, ApiError("invalid_request", fault))
+        connection = cast(ClientConnection, request.protocol)
+        if connection.is_surplus and len(self._connections) > self._most():
+            text = f"all {self._most()} connections are in use (gateway.max_connections)"
+            return refused(request, ApiError("gateway_overloaded", text, retry_after=CROWDED_WAIT))
+        try:
+            return await self._handler(request)
+        finally:
+            if connection.transport is not None and not connection._messages:
+                self._idle[connection] = clock.monotonic()
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        """Count a connection; one too many takes an idle one's place, or will be refused."""
+        super().connection_made(handler, transport)
+        connection = cast(ClientConnection, handler)
+        surplus = len(self._connections) - self._most()
+        connection.is_surplus = surplus > 0 and not self._end_idle()
+        self._idle[connection] = clock.monotonic()
+        if connection.is_surplus and surplus > SPARE:
+            transport.abort()
+
+    def _end_idle(self) -> bool:
+        """Close the connection that has been idle for longest; False when none has been for long enough."""
+        connection, since = next(iter(self._idle.items()), (None, 0.0))
+        if connection is None or clock.monotonic() - since < YOUNG:
+            return False
+        del self._idle[connection]
+        connection.force_close()
+        return True
 
     def __call__(self) -> ClientConnection:
         connection = ClientConnection(
@@ -152,7 +193,8 @@ class ClientServer(web.Server):
             auto_decompress=False,
         )
         connection.pump = connection.body = None
-        connection.heads = self._heads
+        connection.heads, connection.idle = self._heads, self._idle
+        connection.is_surplus = False
         return connection
 
     def end_late_heads(self, now: float, limit: float) -> None:

@@ -41,11 +41,13 @@ class Exchange:
         fields: list[tuple[str, str]],
         body: bytes,
         is_paused: Callable[[], bool],
+        body_sent: Callable[[], None] = lambda: None,
         longest: float | None = None,
     ) -> None:
         self.answer, self.call, self.route = answer, call, route
         self.group, self.engines, self.settings = group, engines, settings
         self.ticket, self.fields = ticket, fields
+        self.body_sent = body_sent  # called when the body is needed no more
         self.longest = longest  # seconds from admission to the end that the key may take
         self.is_paused = is_paused  # whether the client's buffer is full already
         self.hide_usage = route.meters and call.stream and not call.include_usage
@@ -214,6 +216,9 @@ class Exchange:
         relay = self.relay
         if not self.first_told:
             self._tell_first_token(now)
+        if relay is not None and relay.begun and self.body:  # it is not sent again from now on
+            self.body = ()
+            self.body_sent()
         if self._is_too_long(now):
             self.stop(self._too_long())
             return

@@ -13,7 +13,7 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.web_exceptions import HTTPException
 
 from appliance import clock
-from appliance.config.model import Config
+from appliance.config.model import Config, Gateway
 from appliance.errors import ApiError
 from appliance.wire import headers, openai
 from appliance.wire.openai import ROUTES, Call, Route, Shape
@@ -22,6 +22,7 @@ from appliance.wire.usage import Usage, find_usage
 from .allowances import Allowances
 from .answer import Answer, Sent
 from .auth import Gatekeeper, Principal
+from .bodies import Bodies, Share
 from .claim import Claim
 from .clients import cors_fields, forwarded_address
 from .connection import ClientConnection
@@ -57,6 +58,7 @@ class Handler:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._numbers = itertools.count(1)
+        self.bodies = Bodies()
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; aiohttp calls it. Cancelled when the client leaves."""
@@ -78,7 +80,11 @@ class Handler:
         try:
             if route is not None:
                 answer.shape = route.shape
-                await _Relayed(self._host, request, answer, route, next(self._numbers)).run()
+                share = Share(self.bodies)
+                try:
+                    await _Relayed(self._host, request, answer, route, next(self._numbers), share).run()
+                finally:
+                    share.give_back()
             else:
                 try:
                     self._local(request, path, answer)
@@ -141,8 +147,11 @@ class Handler:
 class _Relayed:
     """One request on a relayed route, and what is known of it for its record."""
 
-    def __init__(self, host: Host, request: web.BaseRequest, answer: Answer, route: Route, number: int) -> None:
+    def __init__(
+        self, host: Host, request: web.BaseRequest, answer: Answer, route: Route, number: int, share: Share
+    ) -> None:
         self.host, self.request, self.answer, self.route, self.number = host, request, answer, route, number
+        self.share = share  # of the memory for bodies
         self.client = forwarded_address(host.config, request)
         self.arrived, self.at = clock.monotonic(), clock.wall()
         self.principal: Principal | None = None
@@ -171,7 +180,7 @@ class _Relayed:
             raise ApiError("gateway_draining", "the gateway is stopping; try again", retry_after=2)
         if host.config is None:
             raise _invalid_config()
-        body = await self._body(host.config.gateway.max_body)
+        body = await self._body(host.config.gateway)
         self.call = call = openai.parse_call(route, body, request.headers.get("Content-Type", ""))
         group = host.engines.by_model.get(call.model)
         if group is None:
@@ -197,6 +206,7 @@ class _Relayed:
             fields=headers.upstream_fields(request.headers.items()),
             body=body,
             is_paused=lambda: client.writing_paused,
+            body_sent=self.share.give_back,
             longest=self.principal.limits.stream_time,
         )
         self.exchange = exchange
@@ -209,21 +219,13 @@ class _Relayed:
             host.exchanges.discard(exchange)
             client.pump = None
 
-    async def _body(self, limit: int) -> bytes:
-        """The whole body, kept once. Raises ApiError when it is too large, too slow or broken."""
-        request = self.request
-        if (request.content_length or 0) > limit:
-            raise self._too_large(limit)
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
-            self.answer.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        content = request.content
+    async def _body(self, settings: Gateway) -> bytes:
+        """The whole body, kept once. Raises ApiError: it is too large, too slow or broken, or memory is full."""
         try:
-            if content.is_eof():
-                body = content.read_nowait(-1)
-                if len(body) > limit:
-                    raise self._too_large(limit)
-                return body
-            return await self._slow_body(limit)
+            return await self._read_body(settings)
+        except ApiError:
+            self.answer.keep_alive = False  # what is left of it would be read as the next request
+            raise
         except (asyncio.TimeoutError, TimeoutError):
             self.answer.keep_alive = False
             raise ApiError("invalid_request", "the body did not arrive in time") from None
@@ -231,9 +233,23 @@ class _Relayed:
             self.answer.keep_alive = False
             raise ApiError("invalid_request", "the body cannot be read") from None
 
-    async def _slow_body(self, limit: int) -> bytes:
+    async def _read_body(self, settings: Gateway) -> bytes:
+        request, limit = self.request, settings.max_body
+        announced = request.content_length or 0
+        if announced > limit:
+            raise _too_large(limit)
+        self.share.check(announced, settings.max_bodies)
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
+            self.answer.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        content = request.content
+        if content.is_eof():
+            body = content.read_nowait(-1)
+            if len(body) > limit:
+                raise _too_large(limit)
+            self.share.grow(len(body), settings.max_bodies)
+            return body
         pieces = bytearray()
-        silence = (self.host.config or Config()).gateway.timeouts.body
+        silence = settings.timeouts.body
         deadline = self.arrived + silence * BODY_LIMIT
         while True:
             piece = await asyncio.wait_for(
@@ -241,13 +257,10 @@ class _Relayed:
             )
             if not piece:
                 return bytes(pieces)
+            if len(pieces) + len(piece) > limit:
+                raise _too_large(limit)
+            self.share.grow(len(piece), settings.max_bodies)
             pieces += piece
-            if len(pieces) > limit:
-                raise self._too_large(limit)
-
-    def _too_large(self, limit: int) -> ApiError:
-        self.answer.keep_alive = False
-        return ApiError("request_too_large", f"the body is larger than {limit} bytes (gateway.max_body)")
 
     def _record(self, finish: Finish) -> None:
         exchange, relay = self.exchange, self.exchange.relay if self.exchange else None
@@ -330,6 +343,10 @@ def _is_preflight(request: web.BaseRequest, answer: Answer) -> bool:
         and "Access-Control-Request-Method" in request.headers
         and any(name == "Access-Control-Allow-Origin" for name, _ in answer.extra)
     )
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError("request_too_large", f"the body is larger than {limit} bytes (gateway.max_body)")
 
 
 def _invalid_config() -> ApiError:
