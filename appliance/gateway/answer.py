@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from math import ceil
 
 from aiohttp import web
 
 from appliance import clock
 from appliance.errors import ApiError
+from appliance.policy.retry import hint
 from appliance.wire import apierror, headers, sse
 from appliance.wire.openai import Shape
 
@@ -170,10 +170,10 @@ class Answer:
     def refuse(self, error: ApiError, fields: Iterable[tuple[str, str]] | None = None) -> None:
         """An error with its own status and body."""
         own = [("Content-Type", "application/json"), *(fields or [])]
-        if error.retry_after is not None:
-            own.append(("Retry-After", str(max(ceil(error.retry_after), 1))))
-            own.append(("Retry-After-Ms", str(ceil(error.retry_after * 1000))))
-        if error.final or (error.retry_after or 0) > 120:
+        told = hint(error.status, error.code, error.retry_after, self.request_id, final=error.final)
+        if told.seconds is not None:
+            own += [("Retry-After", str(told.seconds)), ("Retry-After-Ms", str(told.milliseconds))]
+        if told.never:
             own.append(("X-Should-Retry", "false"))
         if error.status == 401:
             own.append(("WWW-Authenticate", "Bearer"))

@@ -96,12 +96,13 @@ class Listener:
         self._factory, self._tasks, self._report, self._tls = factory, tasks, report, tls
         self._loop = asyncio.get_running_loop()
         self._accepting = self._stopped = self._troubled = False
+        self._name = listener.getsockname()  # told in `status` after the socket was closed, too
         listener.setblocking(False)
 
     @property
     def address(self) -> str:
         """Where it listens, as people write it."""
-        name = self.socket.getsockname()
+        name = self._name
         if isinstance(name, tuple):
             return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
         return str(name)

@@ -203,6 +203,13 @@ class Gateway:
         """JSON of the admin listener."""
         return json.loads(self.request("GET", path, port=self.admin_port).body)
 
+    def metric(self, name: str) -> float:
+        """One figure without labels of the gateway's own."""
+        text = self.request("GET", "/metrics", port=self.admin_port).body
+        found = re.search(rb"^llm_appliance_%b (\S+)" % name.encode(), text, re.MULTILINE)
+        assert found, f"there is no {name}"
+        return float(found[1])
+
     def control(self, path: str) -> Any:
         """JSON of the control socket."""
         with socket.socket(socket.AF_UNIX) as connection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import re
 import select
 import socket
 from collections.abc import Iterator
@@ -24,14 +23,6 @@ STREAM = json.dumps(fault("gap=0.2,tokens=400", stream=True)).encode()
 def post(body: bytes, length: int | None = None) -> bytes:
     size = len(body) if length is None else length
     return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), size, body)
-
-
-def held(gateway: Gateway) -> int:
-    """Bytes of bodies in memory, by the gateway's own count."""
-    text = gateway.request("GET", "/metrics", port=gateway.admin_port).body
-    found = re.search(rb"^llm_appliance_request_body_bytes (\d+)", text, re.MULTILINE)
-    assert found
-    return int(found[1])
 
 
 def is_overloaded(gateway: Gateway, setting: str) -> bool:
@@ -113,7 +104,7 @@ def test_bodies_that_fill_the_memory_are_refused_until_others_are_through(
         return connection
 
     first, second = slow(30_000, 40_000), slow(20_000, 40_000)
-    wait_until(lambda: held(small) == 50_000, 5, "both are counted", 0.02)
+    wait_until(lambda: small.metric("request_body_bytes") == 50_000, 5, "both are counted", 0.02)
     refused = small.request("POST", CHAT, json.dumps(chat("x" * 20_000)))  # announces more than there is room for
     assert (refused.status, refused.code) == (503, "gateway_overloaded")
     assert "gateway.max_bodies" in refused.json["error"]["message"] and 1 <= int(refused.headers["retry-after"]) <= 120
@@ -123,7 +114,7 @@ def test_bodies_that_fill_the_memory_are_refused_until_others_are_through(
     reply = read_all(second)
     assert reply.statuses == [503] and reply.error["code"] == "gateway_overloaded"
     first.close()
-    wait_until(lambda: held(small) == 0, 5, "all is given back", 0.02)
+    wait_until(lambda: small.metric("request_body_bytes") == 0, 5, "all is given back", 0.02)
     assert small.request("POST", CHAT, json.dumps(chat("x" * 20_000))).status == 200
 
 
@@ -132,5 +123,5 @@ def test_a_body_is_let_go_when_its_answer_begins(small: Gateway, stack: contextl
     for _ in range(3):  # together more than the memory for bodies
         response = stack.enter_context(small.open("POST", CHAT, large))
         assert response.status == 200 and "x-engine" in dict_of(response) and response.read(10)
-        wait_until(lambda: held(small) == 0, 5, "the body is gone", 0.02)
+        wait_until(lambda: small.metric("request_body_bytes") == 0, 5, "the body is gone", 0.02)
     assert small.admin("/status")["gateway"]["running"] == 3

@@ -130,6 +130,7 @@ def test_without_a_valid_configuration_it_says_so(lost: Gateway, engine: FakeEng
     assert lost.request("GET", "/healthz").status == 200
     ready = lost.request("GET", "/readyz")
     assert (ready.status, ready.code) == (503, "config_invalid")
+    assert 60 <= int(ready.headers["retry-after"]) <= 70 and "x-should-retry" not in ready.headers
     assert lost.request("POST", CHAT, chat()).status == 401  # nobody said that keys are not needed
     assert lost.admin("/status")["state"] == "invalid"
     lost.config_file.write_text(config(remote(engine.url)))

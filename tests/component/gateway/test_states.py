@@ -53,17 +53,17 @@ def refusal(gateway: Gateway, code: str, words: str) -> float:
 def test_the_way_to_serving_is_told_truthfully(local: Gateway, tmp_path: Path) -> None:
     from appliance.host.files import replace_json
 
-    assert refusal(local, "engine_starting", "has not been started") == 10
+    assert 10 <= refusal(local, "engine_starting", "has not been started") <= 12
     runtime = local.run / "runtime"
     runtime.mkdir()
     told = {"phase": "downloading", "message": "torch, 1.2 of 3.1 GB", "percent": 41.0, "since": time.time()}
     replace_json(runtime / "state.json", {**told, "version": "0.32.0", "device": "cpu", "models": {}})
-    assert refusal(local, "engine_starting", "torch, 1.2 of 3.1 GB (41 %)") == 30
+    assert 30 <= refusal(local, "engine_starting", "torch, 1.2 of 3.1 GB (41 %)") <= 35
     local.engine_state("chat", "loading", message="shard 2 of 5")
-    assert refusal(local, "engine_starting", "shard 2 of 5") == 10
+    assert 10 <= refusal(local, "engine_starting", "shard 2 of 5") <= 12
     local.fleet(chat={"state": "starting", "since": time.time(), "load_s": 40.0, "reason": "", "cause": None})
-    wait = wait_until(lambda: (r := refusal(local, "engine_starting", "weights")) != 10 and r, 5, "load time", 0.05)
-    assert 30 <= float(wait) <= 40
+    wait = wait_until(lambda: (r := refusal(local, "engine_starting", "weights")) > 12 and r, 5, "load time", 0.05)
+    assert 30 <= float(wait) <= 46
     assert local.request("GET", "/v1/models").json["data"][0]["id"] == "smollm2-135m"
     status = local.admin("/status")
     assert status["state"] == "starting" and status["versions"]["vllm"] == "0.32.0"
@@ -95,7 +95,7 @@ def test_an_engine_on_its_socket_serves_only_when_it_says_so(socketed: tuple[Gat
     assert held.headers["x-should-retry"] == "false"
     gateway.fleet(chat={"state": "restarting", "reason": "it ran out of GPU memory", "load_s": 25})
     gateway.engine_state("chat", "exited")
-    assert refusal(gateway, "engine_restarting", "it ran out of GPU memory") == 25
+    assert refusal(gateway, "engine_restarting", "it ran out of GPU memory") in range(25, 30)
 
 
 def test_a_socket_that_is_gone_is_a_restart(socketed: tuple[Gateway, FakeEngine]) -> None:
