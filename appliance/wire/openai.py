@@ -198,6 +198,8 @@ def _answers(value: Mapping[str, object], route: Route) -> int:
         count = value.get(name)
         if count is None:
             continue
+        if isinstance(count, float) and count.is_integer():  # some languages know no other number, and engines take it
+            count = int(count)
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ApiError("invalid_request", f"{name} must be a whole number, 1 or more", param=name)
         most = max(most, count)

@@ -66,12 +66,12 @@ def test_an_error_event_before_any_token_keeps_its_status(gateway: Gateway) -> N
 
 
 def test_the_sdk_raises_on_a_broken_stream(gateway: Gateway) -> None:
-    client = openai.OpenAI(base_url=gateway.base, api_key="sk-any", max_retries=0, timeout=10)
-    stream = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "[[fault:reset=3]]"}], stream=True
-    )
-    with pytest.raises(openai.APIError, match="stopped in the middle"):
-        list(stream)
+    with openai.OpenAI(base_url=gateway.base, api_key="sk-any", max_retries=0, timeout=10) as client:
+        stream = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "[[fault:reset=3]]"}], stream=True
+        )
+        with stream, pytest.raises(openai.APIError, match="stopped in the middle"):
+            list(stream)
 
 
 def test_garbage_is_502_and_not_sent_again(gateway: Gateway, engine: FakeEngine) -> None:

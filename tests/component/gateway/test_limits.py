@@ -72,13 +72,13 @@ def test_a_minutes_requests_and_the_sdk_that_waits_for_the_next(limited: Gateway
         assert answer.headers["retry-after"] in ("1", "2") and "x-should-retry" not in answer.headers
         assert 0 < int(answer.headers["retry-after-ms"]) <= 1100
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
-    client = openai.OpenAI(base_url=limited.base, api_key=secret, max_retries=2, timeout=10)
-    with pytest.raises(openai.RateLimitError):
-        while True:
-            client.with_options(max_retries=0).models.with_raw_response.list()  # not counted: no engine works
-            client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=[])
-    begun = time.monotonic()
-    assert client.chat.completions.create(model=MODEL, messages=[]).choices
+    with openai.OpenAI(base_url=limited.base, api_key=secret, max_retries=2, timeout=10) as client:
+        with pytest.raises(openai.RateLimitError):
+            while True:
+                client.with_options(max_retries=0).models.with_raw_response.list()  # not counted: no engine works
+                client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=[])
+        begun = time.monotonic()
+        assert client.chat.completions.create(model=MODEL, messages=[]).choices
     assert 0.1 < time.monotonic() - begun < 2.5  # it obeyed the hint, and one retry was enough
     assert wait_until(lambda: nothing_is_held(limited), 2, "nothing is held", 0.02)
 
@@ -192,7 +192,7 @@ def test_the_days_tokens_outlive_a_restart_and_the_sdk_gives_up(
         engine.log.clear()
         before = limited.text().count("code=quota_exceeded")
         client = openai.OpenAI(base_url=limited.base, api_key=secret, max_retries=5, timeout=10)
-        with pytest.raises(openai.RateLimitError) as caught:
+        with client, pytest.raises(openai.RateLimitError) as caught:
             client.chat.completions.create(model=MODEL, messages=[], max_tokens=100)
         assert caught.value.code == "quota_exceeded"
         assert caught.value.response.headers["x-should-retry"] == "false"
@@ -236,13 +236,16 @@ def test_another_keys_call_does_not_wait_behind_a_queue(
         queued = lambda count: wait_until(  # noqa: E731
             lambda: gateway.admin("/status")["gateway"]["queued"] == count, 10, f"{count} wait", 0.02
         )
-        slow = fault("first=0.1", max_tokens=400)
-        low = pool.submit(ask, gateway, background, fault("first=0.1", max_tokens=400))
-        wait_until(lambda: gateway.admin("/status")["gateway"]["running"] == 1, 5, "one runs", 0.01)
-        low = pool.submit(ask, gateway, background, slow)
-        queued(1)
-        behind = [pool.submit(ask, gateway, many, slow) for _ in range(10)]
-        mine = pool.submit(ask, gateway, one, chat(max_tokens=8)).result()
+        slow, held = fault("first=0.05", max_tokens=400), fault("gap=0.2,tokens=1000", stream=True)
+        with gateway.open("POST", CHAT, held, Authorization=f"Bearer {background}") as first:
+            first.read(10)
+            low = pool.submit(ask, gateway, background, slow)
+            queued(1)
+            behind = [pool.submit(ask, gateway, many, slow) for _ in range(10)]
+            queued(11)
+            later = pool.submit(ask, gateway, one, chat(max_tokens=8))
+            queued(12)
+        mine = later.result()
         done = [answer.result() for answer in behind]
         waits = sorted(int(answer.headers["x-queue-time-ms"]) for answer in done)
         assert int(mine.headers["x-queue-time-ms"]) <= waits[3]

@@ -160,14 +160,15 @@ def test_keys_are_required_and_learned_while_running(keyed: tuple[Gateway, Path]
         assert gateway.request("GET", path).status == 200
 
     _, secret = keystore.create(str(file), "alice", now)
-    client = openai.OpenAI(base_url=gateway.base, api_key=secret, max_retries=0, timeout=10)
     wait_until(lambda: gateway.request("GET", "/v1/models", x_api_key=secret).status == 200, 2, "the key works", 0.05)
-    assert [model.id for model in client.models.list()] == [MODEL]
+    with openai.OpenAI(base_url=gateway.base, api_key=secret, max_retries=0, timeout=10) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
     assert "keys create" not in gateway.request("POST", CHAT, chat()).json["error"]["message"]
 
     keystore.revoke(str(file), "alice", now)
     wait_until(lambda: gateway.request("GET", "/v1/models", x_api_key=secret).status == 401, 2, "it is revoked", 0.05)
-    with pytest.raises(openai.AuthenticationError):
+    client = openai.OpenAI(base_url=gateway.base, api_key=secret, max_retries=0, timeout=10)
+    with client, pytest.raises(openai.AuthenticationError):
         client.models.list()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import openai
 import pytest
@@ -11,8 +12,9 @@ from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, chat, fault
 
 
 @pytest.fixture
-def client(gateway: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=gateway.base, api_key="sk-any", max_retries=0, timeout=10)
+def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=gateway.base, api_key="sk-any", max_retries=0, timeout=10) as made:
+        yield made
 
 
 def test_the_sdk_gets_an_answer(client: openai.OpenAI) -> None:

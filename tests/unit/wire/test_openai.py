@@ -31,7 +31,8 @@ def test_the_limit_has_many_names(body: bytes, limit: int | None) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "answers"),
     [("chat/completions", {}, 1), ("chat/completions", {"n": None, "best_of": 9, "prompt": ["a", "b"]}, 1),
-     ("chat/completions", {"n": 3}, 3), ("completions", {"n": 2, "best_of": 5}, 5), ("completions", {"prompt": "a"}, 1),
+     ("chat/completions", {"n": 3}, 3), ("chat/completions", {"n": 3.0}, 3),
+     ("completions", {"n": 2, "best_of": 5}, 5), ("completions", {"prompt": "a"}, 1),
      ("completions", {"prompt": [1, 2, 3]}, 1), ("completions", {"prompt": ["a", "b", "c"], "n": 4}, 12),
      ("completions", {"prompt": [[1, 2], [3]], "best_of": 2}, 4), ("completions", {"prompt": []}, 1),
      ("completions", {"prompt": ["a"], "prompt_embeds": ["x", "y"]}, 3), ("embeddings", {"n": 7}, 1),
@@ -42,7 +43,7 @@ def test_every_answer_is_counted_that_the_engine_will_make(path: str, fields: di
     assert parse_call(ROUTES[f"/v1/{path}"], body).answers == answers
 
 
-@pytest.mark.parametrize("count", [0, -1, True, 2.0, "3", [1]])
+@pytest.mark.parametrize("count", [0, -1, 0.0, True, 2.5, "3", [1]])
 @pytest.mark.parametrize(
     ("path", "name"), [("chat/completions", "n"), ("completions", "n"), ("completions", "best_of")]
 )
