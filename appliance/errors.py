@@ -133,3 +133,8 @@ class ApiError(Exception):
         self.param = param
         self.retry_after = retry_after
         self.final = final
+
+    def settled(self) -> ApiError:
+        """The error without the frames that it came through: a frame that keeps it would keep a request's body, too."""
+        self.__traceback__ = self.__context__ = None
+        return self

@@ -2,6 +2,9 @@
 
 What a client announces is only asked about; what it has sent is counted, for a promise takes no memory. A body is
 given back when the engine's answer has begun, since the call is not sent again from then on, or with its call.
+
+What the process takes for them is more: 769 MiB at the limit of 512 MiB with a thousand clients that send 1 MiB slowly
+(488 of them refused), 1.5 GB when all send at once as fast as they can, for what was received and not yet taken over.
 """
 
 from __future__ import annotations

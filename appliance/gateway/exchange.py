@@ -90,8 +90,9 @@ class Exchange:
             self.admitted_at = clock.monotonic()
             finish, lease = await self._attempts(lease)
         except ApiError as error:
-            finish = Finish(End.REFUSED, error)
+            finish = Finish(End.REFUSED, error.settled())
         finally:
+            self.body = ()
             if self.relay is not None:
                 self.relay.finish(End.LEFT)
             now = clock.monotonic()

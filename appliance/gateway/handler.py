@@ -164,7 +164,7 @@ class _Relayed:
         try:
             finish = await self._steps()
         except ApiError as error:
-            finish = Finish(End.REFUSED, error)
+            finish = Finish(End.REFUSED, error.settled())
             self.answer.fail(error)
         finally:
             self._record(finish)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from appliance.errors import API_CODES, ApiError, ConfigInvalid, Failed, Problem, Unreachable, UsageError
@@ -36,3 +39,30 @@ def test_every_code_has_a_status_and_a_type(code: str) -> None:
     assert 400 <= error.status < 600
     assert error.type
     assert (error.code, error.message, error.retry_after) == (code, "why", None)
+
+
+def test_a_settled_error_keeps_nothing_of_what_it_came_through() -> None:
+    class Body(bytearray):
+        pass
+
+    bodies: list[weakref.ref[Body]] = []
+
+    def refuse() -> None:
+        body = Body(b"secret")
+        bodies.append(weakref.ref(body))
+        try:
+            int(body)
+        except ValueError:
+            raise ApiError("invalid_json", "why") from None
+
+    gc.disable()  # what only a collection would free is kept
+    try:
+        with pytest.raises(ApiError) as caught:
+            refuse()
+        error = caught.value
+        del caught
+        assert bodies[0]() is not None
+        error.settled()
+        assert bodies[0]() is None and error.message == "why"
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ import json
 import select
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,29 @@ def test_bodies_that_fill_the_memory_are_refused_until_others_are_through(
     first.close()
     wait_until(lambda: small.metric("request_body_bytes") == 0, 5, "all is given back", 0.02)
     assert small.request("POST", CHAT, json.dumps(chat("x" * 20_000))).status == 200
+
+
+def test_many_slow_bodies_take_no_more_memory_than_they_may(engine: FakeEngine, start: Start) -> None:
+    gateway = start(config(remote(engine.url), gateway='max_body = "2MiB"\nmax_bodies = "8MiB"'))
+    size, piece = 1 << 20, 1 << 15
+
+    def peak() -> int:
+        status = Path(f"/proc/{gateway.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+    before = peak()
+    with contextlib.ExitStack() as stack:
+        senders = [stack.enter_context(connect(gateway.port)) for _ in range(64)]
+        for one in senders:
+            one.sendall(post(b"", size))
+        for _ in range(size // piece - 1):
+            for one in senders:
+                with contextlib.suppress(ConnectionError):  # refused, and it was too impatient to say so
+                    one.sendall(b" " * piece)
+            assert gateway.metric("request_body_bytes") <= 8 << 20  # asked in each round, so that none hurries ahead
+        wait_until(lambda: gateway.admin("/status")["gateway"]["connections"] <= 10, 15, "the others are refused", 0.1)
+    assert peak() - before < 40 << 20  # without the limit it is more than 64
+    wait_until(lambda: gateway.metric("request_body_bytes") == 0, 5, "all is given back", 0.05)
 
 
 def test_a_body_is_let_go_when_its_answer_begins(small: Gateway, stack: contextlib.ExitStack) -> None:
