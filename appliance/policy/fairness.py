@@ -83,6 +83,7 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._all: dict[int, T] = {}
         self._classes = {name: _Class[T](FLOORS[name]) for name in PRIORITIES}  # highest first
+        self._positions: dict[int, int] = {}  # of the order as it was last asked for; empty once it changed
 
     def __len__(self) -> int:
         return len(self._all)
@@ -96,6 +97,7 @@ class FairQueue(Generic[T]):
 
     def push(self, call: T) -> None:
         """A call begins to wait."""
+        self._positions = {}
         self._all[call.number] = call
         self._classes[call.priority].waiting.setdefault(call.key, {})[call.number] = call
 
@@ -103,6 +105,7 @@ class FairQueue(Generic[T]):
         """A call waits no more, for whatever reason; None when it did not."""
         call = self._all.pop(number, None)
         if call is not None:
+            self._positions = {}
             group = self._classes[call.priority]
             calls = group.waiting[call.key]
             del calls[number]
@@ -122,7 +125,9 @@ class FairQueue(Generic[T]):
         call = self._all[number]
         if sum(bool(group.waiting) for group in self._classes.values()) == 1:
             return self._classes[call.priority].ahead(call) + 1
-        return 1 + next(place for place, other in enumerate(self.order()) if other.number == number)
+        if not self._positions:
+            self._positions = {other.number: place for place, other in enumerate(self.order(), 1)}
+        return self._positions[number]
 
     def position_of_new(self, call: T) -> int:
         """Where a call would stand if it came now."""
@@ -151,6 +156,7 @@ class FairQueue(Generic[T]):
 
     def admitted(self, call: T) -> None:
         """Count a call that was let in, from the queue (before it is removed) or past an empty one."""
+        self._positions = {}
         weight = float(max(call.weight, 1))
         group = self._classes[call.priority]
         group.line = max(group.place.get(call.key, 0.0), group.line)
@@ -162,6 +168,7 @@ class FairQueue(Generic[T]):
 
     def correct(self, call: T, used: int) -> None:
         """An admitted call has ended and used another number of tokens than it was counted with."""
+        self._positions = {}
         place = self._classes[call.priority].place
         place[call.key] = place.get(call.key, 0.0) + used - max(call.weight, 1)
 
