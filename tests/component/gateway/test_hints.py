@@ -41,7 +41,7 @@ class House:
         engines = (
             remote(engine.url, name="here") + "\n" + "".join(LOCAL.format(name) for name in ("cold", "gone", "kept"))
         )
-        quick = QUICK.replace("max_in_flight = 64", "max_in_flight = 1\nqueue_size = 1")
+        quick = QUICK.replace("max_in_flight = 64", "max_in_flight = 1\nqueue_size = 1").replace("500ms", "2s")
         memory = 'max_body = "8KiB"\nmax_bodies = "8KiB"\n'
         self.gateway = Gateway(
             directory / "g",
@@ -62,7 +62,7 @@ class House:
     @contextlib.contextmanager
     def busy(self, key: str = "free") -> Iterator[None]:
         """A stream holds the only place of the engine."""
-        body = fault("gap=0.1,tokens=100", stream=True, max_tokens=20)
+        body = fault("gap=0.1,tokens=1000", stream=True, max_tokens=20)
         with self.gateway.open("POST", CHAT, body, Authorization=f"Bearer {self.secrets[key]}") as running:
             running.read(10)
             yield
