@@ -16,6 +16,7 @@ body, for all later requests) or from the words `[[fault:SCRIPT]]` anywhere in o
     split         every byte in its own write
     comments=S    `: keep-alive` each S seconds of silence   noframe     answer delimited by the end of the connection
     merge         all events in one write                    eof=N       end the chunked body after N events, no [DONE]
+    gate          an event only when the test lets it pass (`FakeEngine.release`)
     waiting=N kv=SHARE preempted=N   what /metrics says (-1: says nothing of it)
 
 `GET /_fake/log` tells every request: path, headers, body size, `stream_options`, when it began, ended, was aborted,
@@ -31,12 +32,12 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-WORDS = ("The", " capital", " of", " France", " is", " Paris", ".", " It", " lies", " on", " the", " Seine")
-ERROR = {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-         "type": "InternalServerError", "param": None, "code": 500}  # fmt: skip
+from tests.support.fakewire import anthropic, openai, responses
+from tests.support.fakewire.answer import Said, compact, said
+
 FAULT = re.compile(rb"\[\[fault:([^\]]*)\]\]")
 
 
@@ -53,10 +54,6 @@ def parse_fault(script: str) -> dict[str, float]:
     return fault
 
 
-def compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
 class Engine:
     """State of one fake engine: its model, its standing fault and the log of its requests."""
 
@@ -67,6 +64,7 @@ class Engine:
         self.running = 0
         self.generated = 0
         self.scrapes = 0
+        self.gate = asyncio.Semaphore(0)  # where `gate` waits before each event
 
     def metrics(self) -> str:
         self.scrapes += 1
@@ -133,8 +131,7 @@ class Exchange:
 
     async def get(self, path: str) -> None:
         if path == "/v1/models":
-            card = {"id": self.engine.model, "object": "model", "created": 1, "owned_by": "vllm", "max_model_len": 2048}
-            await self.reply(200, {"object": "list", "data": [card]})
+            await self.reply(200, openai.models(self.engine.model))
         elif path == "/metrics":
             await self.reply(200, self.engine.metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
         elif path in ("/health", "/ping"):
@@ -198,9 +195,7 @@ class Exchange:
         if "head" in fault:
             await asyncio.sleep(fault["head"])
         if "status" in fault:
-            code = int(fault["status"])
-            error = {"message": f"scripted status {code}", "type": "BadRequestError", "param": None, "code": code}
-            await self.reply(code, {"error": error})
+            await self.reply(int(fault["status"]), openai.scripted(int(fault["status"])))
             return
         if request.get("stream") and path in ("/v1/chat/completions", "/v1/completions", "/v1/messages",
                                               "/v1/responses"):  # fmt: skip
@@ -208,7 +203,8 @@ class Exchange:
             return
         if "first" in fault:
             await asyncio.sleep(fault["first"])
-        await self.reply(200, whole(self.engine, path, request, fault))
+        count = int(fault.get("tokens", request.get("max_tokens") or self.engine.tokens))
+        await self.reply(200, format_of(path).whole(self.engine.model, path, request, count))
 
     async def reply(self, status: int, body: object, content_type: str = "application/json") -> None:
         data = body if isinstance(body, bytes) else compact(body).encode()
@@ -242,13 +238,13 @@ class Stream:
         self.merged = b""
 
     def events(self) -> Iterable[bytes]:
-        count = int(self.fault.get("tokens", min(self.request.get("max_tokens") or self.engine.tokens, 100_000)))
-        makers: dict[str, Callable[..., Iterable[bytes]]] = {
-            "/v1/messages": messages_events,
-            "/v1/responses": responses_events,
-        }
-        sizes = int(self.fault.get("big", 0)), int(self.fault.get("pad", 0))
-        return makers.get(self.path, openai_events)(self.engine, self.path, self.request, count, *sizes)
+        asked = self.request.get("max_tokens") or self.request.get("max_output_tokens") or self.engine.tokens
+        answer = said(self.request, int(self.fault.get("tokens", min(asked, 100_000))))
+        pieces = tuple(piece.ljust(int(self.fault.get("pad", 0))) for piece in answer.pieces)
+        big = int(self.fault.get("big", 0))
+        answer = Said((("x" * big,) if big else ()) + pieces, answer.tool)
+        made: Iterable[bytes] = format_of(self.path).events(self.engine.model, self.path, self.request, answer)
+        return made
 
     async def run(self) -> None:
         fault, exchange = self.fault, self.exchange
@@ -262,6 +258,8 @@ class Stream:
         gap = fault.get("gap", self.engine.gap)
         for number, event in enumerate(self.events()):
             await self.break_at(number)
+            if "gate" in fault:
+                await self.engine.gate.acquire()
             if number > 1:
                 await self.pause(gap)
             await self.emit(event)
@@ -281,7 +279,7 @@ class Stream:
             await self.exchange.send(b"0\r\n\r\n")
             raise Cut
         if number == self.fault.get("error"):
-            await self.emit(f"data: {compact({'error': ERROR})}\n\n".encode())
+            await self.emit(format_of(self.path).error_event())
             await self.emit(b"data: [DONE]\n\n")
             await self.exchange.send(b"0\r\n\r\n")
             raise Cut
@@ -302,118 +300,11 @@ class Stream:
             await asyncio.sleep(seconds)
 
 
-def text_of(count: int) -> list[str]:
-    return [WORDS[n % len(WORDS)] for n in range(count)]
-
-
-def usage_of(count: int) -> dict[str, Any]:
-    return {"prompt_tokens": 7, "total_tokens": 7 + count, "completion_tokens": count, "prompt_tokens_details": None}
-
-
-def openai_events(
-    engine: Engine, path: str, request: dict[str, Any], count: int, big: int, pad: int
-) -> Iterator[bytes]:
-    chat = path == "/v1/chat/completions"
-    options = request.get("stream_options") or {}
-    continuous = bool(options.get("continuous_usage_stats"))
-    base: dict[str, Any] = {
-        "id": "chatcmpl-fake" if chat else "cmpl-fake",
-        "object": "chat.completion.chunk" if chat else "text_completion",
-        "created": 1, "model": engine.model,
-    }  # fmt: skip
-
-    def event(choice: dict[str, Any], done: int) -> bytes:
-        body = base | {"choices": [choice]}
-        if continuous:
-            body["usage"] = usage_of(done)
-        elif not chat:
-            body["usage"] = None
-        return f"data: {compact(body)}\n\n".encode()
-
-    if chat:
-        delta = {"role": "assistant", "content": ""}
-        yield event({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}, 0)
-    words = (["x" * big] if big else []) + [word.ljust(pad) for word in text_of(count)]
-    for number, word in enumerate(words, 1):
-        piece = {"delta": {"content": word}} if chat else {"text": word}
-        last = number == len(words)
-        choice = {"index": 0, **piece, "logprobs": None, "finish_reason": "length" if last else None}
-        yield event(choice | ({"stop_reason": None} if last else {}) | {"token_ids": None}, number)
-    if options.get("include_usage"):
-        yield f"data: {compact(base | {'choices': [], 'usage': usage_of(len(words))})}\n\n".encode()
-    yield b"data: [DONE]\n\n"
-
-
-def messages_events(engine: Engine, path: str, request: dict[str, Any], count: int, big: int, pad: int) -> list[bytes]:
-    usage = {"input_tokens": 7, "output_tokens": 0}
-    message = {"id": "msg_fake", "type": "message", "role": "assistant", "content": [], "model": engine.model,
-               "stop_reason": None, "stop_sequence": None, "usage": usage}  # fmt: skip
-    bodies: list[dict[str, Any]] = [
-        {"type": "message_start", "message": message},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-    ]
-    for word in text_of(count):
-        bodies.append({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}})
-    bodies += [
-        {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"},
-         "usage": {"input_tokens": 7, "output_tokens": count}},
-        {"type": "message_stop"},
-    ]  # fmt: skip
-    return [f"event: {body['type']}\ndata: {compact(body)}\n\n".encode() for body in bodies]
-
-
-def responses_events(engine: Engine, path: str, request: dict[str, Any], count: int, big: int, pad: int) -> list[bytes]:
-    shell: dict[str, Any] = {"id": "resp_fake", "object": "response", "model": engine.model, "output": []}
-    bodies: list[dict[str, Any]] = [
-        {"type": "response.created", "sequence_number": 0, "response": shell | {"status": "in_progress"}}
-    ]
-    for number, word in enumerate(text_of(count), 1):
-        bodies.append({"type": "response.output_text.delta", "sequence_number": number, "item_id": "msg_1",
-                       "output_index": 0, "content_index": 0, "delta": word, "logprobs": []})  # fmt: skip
-    usage = {"input_tokens": 7, "output_tokens": count, "total_tokens": 7 + count}
-    bodies.append({"type": "response.completed", "sequence_number": count + 1,
-                   "response": shell | {"status": "completed", "usage": usage}})  # fmt: skip
-    return [f"event: {body['type']}\ndata: {compact(body)}\n\n".encode() for body in bodies]
-
-
-def whole(engine: Engine, path: str, request: dict[str, Any], fault: dict[str, float]) -> dict[str, Any]:
-    """The body of an answer that is not streamed."""
-    count = int(fault.get("tokens", request.get("max_tokens") or engine.tokens))
-    text, usage = "".join(text_of(count)), usage_of(count)
-    base: dict[str, Any] = {"id": "fake", "created": 1, "model": engine.model}
-    if path == "/v1/chat/completions":
-        message = {"role": "assistant", "content": text, "tool_calls": []}
-        choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-        return base | {"object": "chat.completion", "choices": [choice], "usage": usage}
-    if path == "/v1/completions":
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": "stop"}
-        return base | {"object": "text_completion", "choices": [choice], "usage": usage}
-    if path == "/v1/embeddings":
-        given = request.get("input")
-        data = [{"index": n, "object": "embedding", "embedding": [0.6, 0.8]}
-                for n in range(len(given) if isinstance(given, list) else 1)]  # fmt: skip
-        return base | {"object": "list", "data": data, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
-    if path == "/v1/messages":
-        return base | {"type": "message", "role": "assistant", "content": [{"type": "text", "text": text}],
-                       "stop_reason": "end_turn", "usage": {"input_tokens": 7, "output_tokens": count}}  # fmt: skip
-    if path == "/v1/messages/count_tokens":
-        return {"input_tokens": 7}
-    if path == "/v1/responses":
-        part = {"type": "output_text", "text": text, "annotations": []}
-        item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
-        return base | {"object": "response", "status": "completed", "output": [item],
-                       "usage": {"input_tokens": 7, "output_tokens": count, "total_tokens": 7 + count}}  # fmt: skip
-    if path == "/v1/rerank":
-        return {"id": "fake", "model": engine.model, "usage": {"total_tokens": 7},
-                "results": [{"index": 0, "relevance_score": 0.9}]}  # fmt: skip
-    if path == "/tokenize":
-        return {"count": 3, "max_model_len": 2048, "tokens": [1, 2, 3], "token_strs": None}
-    if path == "/detokenize":
-        return {"prompt": "The capital of"}
-    if path == "/v1/audio/transcriptions":
-        return {"text": text, "usage": {"type": "duration", "seconds": 1}}
-    return base | {"object": "list", "data": [{"index": 0, "object": "score", "score": 0.5}], "usage": usage}
+def format_of(path: str) -> Any:
+    """The module that writes what this route answers."""
+    if path.startswith("/v1/messages"):
+        return anthropic
+    return responses if path == "/v1/responses" else openai
 
 
 async def serve(engine: Engine, *, uds: str | None = None, port: int = 0) -> tuple[asyncio.AbstractServer, str]:

@@ -74,6 +74,11 @@ class FakeEngine:
         """The newest request whose id is `mark`."""
         return next((entry for entry in reversed(self.log) if entry["headers"].get("x-request-id") == mark), None)
 
+    def release(self, count: int = 1) -> None:
+        """Let so many events pass the gate."""
+        for _ in range(count):
+            self._loop.call_soon_threadsafe(self.engine.gate.release)
+
     def close(self) -> None:
         """End the thread."""
 
