@@ -80,7 +80,8 @@ if [ -e README.md ]; then
 fi
 mkdir -p "$tree/examples"
 cp etc/reference.toml "$tree/examples/config.toml"
-echo examples/config.toml >"$tree/debian/llm-appliance.examples"
+cp packaging/examples/* "$tree/examples/"
+echo 'examples/*' >"$tree/debian/llm-appliance.examples"
 ls packaging/man/*.[1-8] | sed 's,^packaging/man,man,' >"$tree/debian/llm-appliance.manpages"
 mkdir "$tree/man" && cp packaging/man/*.[1-8] "$tree/man/"
 

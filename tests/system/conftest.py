@@ -15,7 +15,7 @@ from tests.support.machine import Appliance
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-SOURCES = ("appliance", "systemd", "etc", "packaging/debian", "packaging/locks", "packaging/man")
+SOURCES = ("appliance", "systemd", "etc", "packaging/debian", "packaging/locks", "packaging/man", "packaging/examples")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -65,6 +65,8 @@ def test_units_and_what_goes_with_them_have_their_places(files: dict[str, str]) 
         "etc/llm-appliance/config.toml",
         "etc/llm-appliance/config.d",
         "usr/share/doc/llm-appliance/examples/config.toml",
+        "usr/share/doc/llm-appliance/examples/nginx.conf",
+        "usr/share/doc/llm-appliance/examples/Caddyfile",
         "usr/share/doc/llm-appliance/README.md",
         "usr/share/man/man1/llm-appliance.1.gz",
     ):

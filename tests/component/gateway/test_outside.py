@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from tests.component.gateway.conftest import Start
 from tests.component.gateway.test_life import Activated
+from tests.support.certificates import certificate
 from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, chat, config, fault, remote
 from tests.support.waiting import wait_until
 
@@ -36,15 +35,6 @@ def test_anthropics_sdk(gateway: Gateway) -> None:
     client.close()
 
 
-def certificate(directory: Path, name: str) -> None:
-    """A certificate of its own for `name`, put in place in one step."""
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-         "-subj", f"/CN={name}", "-keyout", directory / "key.pem", "-out", directory / "cert.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-
-
 def peer_name(port: int, request: bytes = b"") -> tuple[str, bytes]:
     """Whose certificate is shown, and what a request brings."""
     context = ssl.create_default_context()
@@ -57,7 +47,6 @@ def peer_name(port: int, request: bytes = b"") -> tuple[str, bytes]:
     return ("first" if b"first" in shown else "second" if b"second" in shown else "?"), data
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_tls_and_a_renewed_certificate(engine: FakeEngine, start: Start, tmp_path: Path) -> None:
     certificate(tmp_path, "first")
     files = f'tls_certificate = "{tmp_path}/cert.pem"\ntls_key = "{tmp_path}/key.pem"'

@@ -1,0 +1,100 @@
+"""Programs that some tests need beside `.venv`: nginx and Caddy, and an environment with client frameworks.
+
+    PYTHONPATH=packaging python -m tests.support.provisions        make what is missing (tests/run does)
+
+Kept in the cache that tests/run names, one directory for each version, made once by whoever asks first. Packages of
+Debian's are unpacked and not installed: that would start and enable web servers on the machine that runs the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from box.places import cache, lock
+
+ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = ROOT / "tests/requirements-frameworks.txt"
+FRAMEWORKS_PYTHON = (3, 11)  # the oldest that langchain-core runs on
+LIMIT = 600  # seconds for a download
+
+
+def nginx() -> Path:
+    """The program."""
+    return _installed("nginx") or _debian("nginx") / "usr/sbin/nginx"
+
+
+def caddy() -> Path:
+    """The program."""
+    return _installed("caddy") or _debian("caddy") / "usr/bin/caddy"
+
+
+def frameworks() -> Path:
+    """A Python that has langchain-openai and litellm."""
+    stamp = hashlib.sha256(FRAMEWORKS.read_bytes() + sys.version.encode()).hexdigest()[:12]
+
+    def make(directory: Path) -> None:
+        _run([sys.executable, "-m", "venv", str(directory)])
+        pip = [str(directory / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "-r", str(FRAMEWORKS)])
+
+    return _once(f"frameworks-{stamp}", make) / "bin/python"
+
+
+def _installed(name: str) -> Path | None:
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    return Path(found) if found else None
+
+
+def _debian(package: str) -> Path:
+    """The package's files, of this machine's release."""
+
+    def make(directory: Path) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            os.chmod(scratch, 0o777)  # apt downloads as a user of its own
+            fetch = ["apt-get", "-q", "download", package]
+            if subprocess.run(fetch, cwd=scratch, capture_output=True, timeout=LIMIT).returncode:
+                _run(["apt-get", "-q", "update"])
+                _run(fetch, cwd=scratch)
+            for archive in Path(scratch).glob("*.deb"):
+                _run(["dpkg-deb", "-x", str(archive), str(directory)])
+
+    release = Path("/etc/debian_version").read_text().strip().replace("/", "-")
+    return _once(f"{package}-{release}", make)
+
+
+def _once(name: str, make: Callable[[Path], None]) -> Path:
+    """A directory that `make` fills; complete or not there. Another process that makes it is waited for."""
+    directory, done = cache() / "provisions" / name, cache() / "provisions" / f"{name}.complete"
+    directory.parent.mkdir(exist_ok=True)
+    with lock(f"provision-{name}"):
+        if not done.exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            make(directory)
+            done.touch()
+    return directory
+
+
+def _run(command: list[str], cwd: str | None = None) -> None:
+    """Raises RuntimeError with what the command said."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=LIMIT)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+
+
+def main() -> None:
+    """Make all."""
+    nginx()
+    caddy()
+    if sys.version_info >= FRAMEWORKS_PYTHON:
+        frameworks()
+
+
+if __name__ == "__main__":
+    main()
