@@ -50,6 +50,7 @@ VERBS: dict[str, Verb] = {
     "status": Verb("appliance.cli.status", "what serves, what does not, and why", json=True),
     "check": Verb("appliance.cli.check", "read the configuration and name every problem in it", json=True),
     "config": Verb("appliance.cli.config", "show the configuration in force; explain a key", json=True),
+    "doctor": Verb("appliance.cli.doctor", "look for what will hurt, here or on the way to clients", json=True),
     "apply": Verb("appliance.cli.apply", "make the configuration take effect", json=True),
     "keys": Verb("appliance.cli.keys", "create, list, revoke and rotate API keys", json=True),
     "audit": Verb("appliance.cli.audit", "show and verify the usage ledger", json=True),

@@ -28,6 +28,14 @@ def forwarded_address(config: Config | None, request: web.BaseRequest) -> str:
     return address
 
 
+def forwarding(config: Config | None, request: web.BaseRequest) -> str:
+    """Whether somebody says for whom a request is passed on, and is believed: absent, ignored or believed."""
+    if "X-Forwarded-For" not in request.headers:
+        return "absent"
+    trusted = config.gateway.trusted_proxies if config else ()
+    return "believed" if is_trusted(request.remote or "", trusted) else "ignored"
+
+
 def is_trusted(address: str, trusted: tuple[str, ...]) -> bool:
     """Whether an address lies in one of the configured networks."""
     try:

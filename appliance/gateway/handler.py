@@ -15,7 +15,7 @@ from aiohttp.web_exceptions import HTTPException
 from appliance import clock
 from appliance.config.model import Config, Gateway
 from appliance.errors import ApiError
-from appliance.wire import headers, openai
+from appliance.wire import deliveryprobe, headers, openai
 from appliance.wire.openai import ROUTES, Call, Route, Shape
 from appliance.wire.usage import Usage, find_usage
 
@@ -24,8 +24,9 @@ from .answer import Answer, Sent
 from .auth import Gatekeeper, Principal
 from .bodies import Bodies, Share
 from .claim import Claim
-from .clients import cors_fields, forwarded_address
+from .clients import cors_fields, forwarded_address, forwarding
 from .connection import ClientConnection
+from .deliveryprobe import DeliveryProbes
 from .engines import Engines, served_names
 from .exchange import Exchange
 from .ledger import Record
@@ -59,6 +60,9 @@ class Handler:
         self._host = host
         self._numbers = itertools.count(1)
         self.bodies = Bodies()
+        self._probes = DeliveryProbes(
+            lambda: (host.config or Config()).gateway.stream.keepalive, lambda: host.closing or host.draining
+        )
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; aiohttp calls it. Cancelled when the client leaves."""
@@ -82,7 +86,7 @@ class Handler:
                 answer.shape = route.shape
                 share = Share(self.bodies)
                 try:
-                    await _Relayed(self._host, request, answer, route, next(self._numbers), share).run()
+                    await _Relayed(self._host, request, answer, route, next(self._numbers), share, self._probes).run()
                 finally:
                     share.give_back()
             else:
@@ -148,10 +152,18 @@ class _Relayed:
     """One request on a relayed route, and what is known of it for its record."""
 
     def __init__(
-        self, host: Host, request: web.BaseRequest, answer: Answer, route: Route, number: int, share: Share
+        self,
+        host: Host,
+        request: web.BaseRequest,
+        answer: Answer,
+        route: Route,
+        number: int,
+        share: Share,
+        probes: DeliveryProbes,
     ) -> None:
         self.host, self.request, self.answer, self.route, self.number = host, request, answer, route, number
         self.share = share  # of the memory for bodies
+        self.probes = probes
         self.client = forwarded_address(host.config, request)
         self.arrived, self.at = clock.monotonic(), clock.wall()
         self.principal: Principal | None = None
@@ -182,6 +194,8 @@ class _Relayed:
             raise _invalid_config()
         body = await self._body(host.config.gateway)
         self.call = call = openai.parse_call(route, body, request.headers.get("Content-Type", ""))
+        if call.model == deliveryprobe.MODEL:
+            return await self._probe(call, body)
         group = host.engines.by_model.get(call.model)
         if group is None:
             raise ApiError("model_not_found", f"no engine serves the model {call.model[:200]!r}", param="model")
@@ -218,6 +232,16 @@ class _Relayed:
         finally:
             host.exchanges.discard(exchange)
             client.pump = None
+
+    async def _probe(self, call: Call, body: bytes) -> Finish:
+        """What stands in front is tried, not an engine."""
+        if not call.stream:
+            return self.probes.answer_whole(self.answer, len(body))
+        request, self.answer.stream = self.request, True
+        plan = deliveryprobe.parse_plan(body)
+        version = f"{request.version.major}.{request.version.minor}"
+        seen = deliveryprobe.Seen(version, self.client, forwarding(self.host.config, request))
+        return await self.probes.answer_stream(self.answer, plan, seen)
 
     async def _body(self, settings: Gateway) -> bytes:
         """The whole body, kept once. Raises ApiError: it is too large, too slow or broken, or memory is full."""
