@@ -53,8 +53,11 @@ def error_event(error: ApiError, shape: Shape, sequence: int = 0) -> bytes:
     if shape is Shape.ANTHROPIC:
         return b"event: error\ndata: " + error_body(error, shape) + b"\n\n"
     if shape is Shape.RESPONSES:
-        value = {"type": "error", "sequence_number": sequence} | error_object(error)
-        return b"event: error\ndata: " + _compact(value | {"type": "error"}) + b"\n\n"
+        # Told twice: as the API's documents have it, and under `error`, without which OpenAI's SDK raises nothing and a
+        # program that only joins deltas takes the broken answer for a whole one.
+        told = error_object(error)
+        value = {"sequence_number": sequence} | told | {"type": "error", "error": told}
+        return b"event: error\ndata: " + _compact(value) + b"\n\n"
     return b"data: " + error_body(error, shape) + b"\n\n"
 
 

@@ -24,6 +24,7 @@ def test_every_code_has_a_body_and_an_event(code: str, shape: Shape) -> None:
     assert body == {"error": {"message": error.message, "type": error.type, "param": "model", "code": code}}
     if shape is Shape.RESPONSES:
         assert data["type"] == "error" and data["code"] == code and data["sequence_number"] == 7
+        assert data["error"]["code"] == code and data["error"]["message"] == data["message"]
         assert event.startswith(b"event: error\n")
     else:
         assert data == body and event.startswith(b"data: ")
