@@ -242,7 +242,7 @@ class Stream:
         answer = said(self.request, int(self.fault.get("tokens", min(asked, 100_000))))
         pieces = tuple(piece.ljust(int(self.fault.get("pad", 0))) for piece in answer.pieces)
         big = int(self.fault.get("big", 0))
-        answer = Said((("x" * big,) if big else ()) + pieces, answer.tool)
+        answer = Said((("x" * big,) if big else ()) + pieces, answer.tool, answer.finish)
         made: Iterable[bytes] = format_of(self.path).events(self.engine.model, self.path, self.request, answer)
         return made
 

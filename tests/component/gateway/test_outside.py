@@ -1,4 +1,4 @@
-"""TLS, browsers, proxies in front, other SDKs, and a gateway without a configuration."""
+"""TLS, browsers, proxies in front, and a gateway without a configuration."""
 
 from __future__ import annotations
 
@@ -8,31 +8,15 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-import anthropic
 import pytest
 
 from tests.component.gateway.conftest import Start
 from tests.component.gateway.test_life import Activated
 from tests.support.certificates import certificate
-from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, chat, config, fault, remote
+from tests.support.gatewayprocess import FakeEngine, Gateway, chat, config, fault, remote
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
-
-
-def test_anthropics_sdk(gateway: Gateway) -> None:
-    client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{gateway.port}", api_key="sk-any", max_retries=0)
-    ask = {"model": MODEL, "max_tokens": 6, "messages": [{"role": "user", "content": "hi"}]}
-    message = client.messages.create(**ask)  # type: ignore[call-overload]
-    assert "Paris" in message.content[0].text and message.usage.output_tokens == 6
-    with client.messages.stream(**ask) as stream:  # type: ignore[arg-type]
-        assert "Paris" in "".join(stream.text_stream)
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(**{**ask, "model": "no"})  # type: ignore[call-overload]
-    broken = {**ask, "messages": [{"role": "user", "content": "[[fault:reset=4]]"}]}
-    with pytest.raises(anthropic.APIStatusError), client.messages.stream(**broken) as stream:  # type: ignore[arg-type]
-        list(stream.text_stream)
-    client.close()
 
 
 def peer_name(port: int, request: bytes = b"") -> tuple[str, bytes]:

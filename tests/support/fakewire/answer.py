@@ -17,6 +17,7 @@ class Said:
 
     pieces: tuple[str, ...]
     tool: str = ""
+    finish: str = "length"  # OpenAI's word for the end of a stream
 
     @property
     def text(self) -> str:
@@ -42,9 +43,9 @@ def said(request: dict[str, Any], count: int) -> Said:
     if isinstance(tools, list) and tools and request.get("tool_choice") != "none" and not _has_result(request):
         tool = tools[0].get("function") or tools[0]
         schema = tool.get("parameters") or tool.get("input_schema") or {}
-        return Said(_cut(compact(sample(schema))), tool["name"])
+        return Said(_cut(compact(sample(schema))), tool["name"], "tool_calls")
     schema = _answer_schema(request)
-    return Said(words(count) if schema is None else _cut(compact(sample(schema))))
+    return Said(words(count)) if schema is None else Said(_cut(compact(sample(schema))), finish="stop")
 
 
 def sample(schema: dict[str, Any], root: dict[str, Any] | None = None) -> Any:

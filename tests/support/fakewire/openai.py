@@ -49,8 +49,7 @@ def events(model: str, path: str, request: dict[str, Any], answer: Said) -> Iter
     for number, piece in enumerate(answer.pieces, 1):
         part = {"delta": _delta(answer, piece, number)} if chat else {"text": piece}
         last = number == len(answer.pieces)
-        finish = ("tool_calls" if answer.tool else "length") if last else None
-        choice = {"index": 0, **part, "logprobs": None, "finish_reason": finish}
+        choice = {"index": 0, **part, "logprobs": None, "finish_reason": answer.finish if last else None}
         yield choice_event(choice | ({"stop_reason": None} if last else {}) | {"token_ids": None}, number)
     if options.get("include_usage"):
         yield event(base | {"choices": [], "usage": usage(len(answer.pieces))})
