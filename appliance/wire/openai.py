@@ -139,6 +139,7 @@ def model_card(name: str, root: str, created: int) -> dict[str, object]:
 # cheaply, so the same signs inside texts count as well; a prompt of a million tokens stays far below.
 LARGE = 1 << 20
 MAX_VALUES, MAX_CONTAINERS = 500_000, 250_000
+MOST_TOKENS = (1 << 31) - 1  # of an answer: beyond any context, and a number that all arithmetic can bear
 
 
 def _json_object(body: bytes) -> dict[str, object]:
@@ -185,8 +186,8 @@ def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None
         limit = value.get(name)
         if limit is None:
             continue
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise ApiError("invalid_request", f"{name} must be a whole number, 0 or more", param=name)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MOST_TOKENS:
+            raise ApiError("invalid_request", f"{name} must be a whole number from 0 to {MOST_TOKENS}", param=name)
         found[name] = limit
     return next((found[name] for name in counting if name in found), None)
 
