@@ -78,7 +78,7 @@ ROWS: tuple[Row, ...] = (
     Row("gateway.admission.queue_timeout", "duration", 60.0, "The longest wait; then 429 queue_timeout.", '"30s"',
         "reload", 0.1, DAY),
     Row("gateway.timeouts.head", "duration", 20.0, "The longest time in which a client sends a request's head, from "
-        "its first byte on; then 400.", '"10s"', "reload", 1, 300),
+        "its first byte on; then 400. Also of a TLS handshake.", '"10s"', "reload", 1, 300),
     Row("gateway.timeouts.body", "duration", 30.0, "The longest silence of a client in the middle of a request's body; "
         "then 400. The whole body may take ten times as long.", '"60s"', "reload", 1, HOUR),
     Row("gateway.timeouts.connect", "duration", 5.0, "The longest wait for an engine to accept a connection.", '"2s"',

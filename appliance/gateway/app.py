@@ -137,7 +137,8 @@ class App:
         self._inherited = bool(passed.get(PUBLIC))
         public = adopt(passed.get(PUBLIC, [])) or [bind(address) for address in gateway.listen]
         admin = adopt(passed.get(ADMIN, [])) or [bind(gateway.admin_listen)]
-        self.listeners = [Listener(s, self.server, self.tasks, self.warn, self._tls) for s in public]
+        handshake = (lambda: self.settings.timeouts.head) if self._tls else None
+        self.listeners = [Listener(s, self.server, self.tasks, self.warn, self._tls, handshake) for s in public]
         self._admin_listeners = [Listener(s, self._admin, self.tasks, self.warn) for s in admin]
         await self._open_control()
         await self._probe_remote()

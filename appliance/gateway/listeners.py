@@ -91,8 +91,10 @@ class Listener:
         tasks: Tasks,
         report: Callable[[str], None],
         tls: ssl.SSLContext | None = None,
+        handshake: Callable[[], float] | None = None,
     ) -> None:
-        self.socket = listener
+        """`handshake`, which comes with `tls`, gives the seconds in which both sides must agree on it."""
+        self.socket, self._handshake = listener, handshake
         self._factory, self._tasks, self._report, self._tls = factory, tasks, report, tls
         self._loop = asyncio.get_running_loop()
         self._accepting = self._stopped = self._troubled = False
@@ -163,7 +165,10 @@ class Listener:
     async def _connect(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._factory, connection, ssl=self._tls, ssl_handshake_timeout=10 if self._tls else None
+                self._factory,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake() if self._handshake else None,
             )
         except (OSError, asyncio.TimeoutError, TimeoutError):  # a handshake that failed is the client's affair
             connection.close()
