@@ -1,4 +1,4 @@
-"""Client frameworks against a gateway: `frameworkclient.py langchain|litellm URL MODEL`, in the environment that has them.
+"""Client frameworks against a gateway, in the environment that has them: `frameworkclient.py NAME URL MODEL`.
 
 Prints one JSON object: what each call brought. A process of its own for each framework, since importing one takes
 seconds and replaces logging, exception hooks and event loops at will. Nothing asks the internet.

@@ -99,6 +99,12 @@ class Appliance:
         value: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
         return value
 
+    def sdk_tour(self, *only: str, model: str = CHAT) -> dict[str, Any]:
+        """What `sdktour.py` says: many calls with both SDKs from outside."""
+        argv = [sys.executable, str(SUPPORT / "sdktour.py"), BASE, self.key, model, *only]
+        value: dict[str, Any] = json.loads(self.box.outside(argv, timeout=300).out.strip().splitlines()[-1])
+        return value
+
     @contextlib.contextmanager
     def streaming(self, tokens: int = 1500) -> Iterator[Stream]:
         """A stream with the SDK that has brought at least three deltas, and will bring exactly so many tokens."""

@@ -20,6 +20,8 @@ model = "builtin:smollm2-135m"
 served_names = ["parrot"]
 [engine.vllm]
 max_num_seqs = 7
+enable_auto_tool_choice = true
+tool_call_parser = "hermes"
 [[engine]]
 name = "embed"
 model = "builtin:minilm-l6-v2"
@@ -80,6 +82,13 @@ def test_an_edit_restarts_the_changed_engine_alone(two: Appliance) -> None:
     pid = two.engine("default")["pid"]
     arguments = two.box.read(f"/proc/{pid}/cmdline").split("\0")
     assert arguments[arguments.index("--max-num-seqs") + 1] == "7"
+
+
+def test_a_tool_must_be_called(two: Appliance) -> None:
+    """The engine has the flags for it now; what the smallest model says to the tool is its own affair."""
+    said = two.sdk_tour("tools", model="parrot")
+    assert said["called"][0] == said["streamed"][0] == "book"
+    assert said["streamed"][1] == said["called"][1] and said["streamed"][2] > 1
 
 
 def test_a_live_setting_restarts_no_engine(two: Appliance) -> None:

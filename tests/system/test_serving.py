@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
-from tests.support.machine import CHAT, PARIS, Appliance
+from tests.support.layers import KEY_FILE
+from tests.support.machine import BASE, CHAT, PARIS, Appliance
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.vllm
@@ -87,6 +89,48 @@ def test_plain_curl_streams(appliance: Appliance) -> None:
     assert events[-1] == "data: [DONE]"
     text = "".join(json.loads(event[6:])["choices"][0]["delta"].get("content") or "" for event in events[:-1])
     assert "Paris" in text
+
+
+@pytest.fixture(scope="module")
+def tour(appliance: Appliance) -> dict[str, Any]:
+    """Many calls with both SDKs."""
+    return appliance.sdk_tour()
+
+
+@pytest.mark.parametrize("name", ["responses", "messages", "responses_stream", "messages_stream"])
+def test_right_answer_in_every_api(tour: dict[str, Any], name: str) -> None:
+    said = tour[name]
+    text = said["text"] if name.endswith("stream") else said
+    assert text == "The capital of France is Paris."
+    assert not name.endswith("stream") or said["pieces"] > 3
+
+
+def test_an_answer_of_a_given_form(tour: dict[str, Any]) -> None:
+    assert tour["parsed"] == {"city": "Paris", "days": tour["parsed"]["days"]} and 0 <= tour["parsed"]["days"] <= 9
+
+
+def test_completions_counts_and_tokens(tour: dict[str, Any]) -> None:
+    assert tour["completion"].startswith(" Paris")
+    assert tour["usage"] == {"tokens": tour["messages_stream"]["tokens"], "choices": []}
+    assert tour["counted"] > tour["tokens"]["count"] == 4
+
+
+def test_an_engine_s_refusal_reaches_either_sdk(tour: dict[str, Any]) -> None:
+    for name in ("too_long", "too_long_message"):
+        assert tour[name]["error"].startswith("BadRequestError") and "1000000" in tour[name]["error"]
+
+
+def test_the_doctor_finds_nothing(appliance: Appliance) -> None:
+    here = appliance.cli("doctor --json")
+    assert {one["name"]: one["verdict"] for one in json.loads(here.out)} == dict.fromkeys(
+        ("config", "gateway", "keys", "disk", "units"), "ok"
+    )
+    through = appliance.cli(f"doctor --through {BASE}/v1 --key-file {KEY_FILE} --silence 12s --json", timeout=120)
+    by_name = {one["name"]: one for one in json.loads(through.out[through.out.index("[") :])}
+    assert {one["verdict"] for one in by_name.values()} <= {"ok", "warn"}
+    assert "4 of 4" in by_name["comments"]["evidence"]  # one of them in the silence, after 10 s
+    assert f"{CHAT}: first token after" in by_name["model"]["evidence"]
+    assert appliance.key not in through.out
 
 
 def test_models(appliance: Appliance) -> None:
