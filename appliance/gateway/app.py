@@ -33,10 +33,11 @@ from .ledger import Ledger, Record
 from .listeners import Listener, adopt, bind
 from .metrics import Metrics
 from .tasks import Tasks
-from .upstream import ConnectFailed
+from .upstream import ConnectFailed, Late
 
 POLL = 0.5  # seconds between two looks at keys, state files and waiting calls
 PROBE = 2.0  # seconds between two looks at a remote engine
+FALL = 2  # looks in a row that came to nothing before it gets no more calls: busy is not away
 LINGER = 1.0  # seconds that idle connections may still bring a call while draining
 SETTLE = 0.1  # and in which connections that were just accepted appear
 REPORT = 3.0  # seconds between two STATUS= lines
@@ -315,8 +316,11 @@ class App:
         try:
             code, _ = await get(replica, "/health", min(self.settings.timeouts.connect, 2.0))
             replica.reachable = replica.up = code < 500
-        except ConnectFailed:
-            replica.reachable = replica.up = False
+            replica.late = 0
+        except ConnectFailed as error:
+            replica.late = replica.late + 1 if isinstance(error, Late) else FALL
+            if replica.late >= FALL:
+                replica.reachable = replica.up = False
 
     async def _watchdog(self) -> None:
         """Feed systemd's watchdog from the loop that serves: a loop that is stuck feeds nothing."""

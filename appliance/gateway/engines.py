@@ -78,6 +78,7 @@ class Replica:
         self.pool = Pool(target, loop)
         self.state = StateFile(names.engine_state(name, run))
         self.reachable: bool | None = None
+        self.late = 0  # probes in a row that a remote engine did not answer in time
         self.failed_at: float | None = None
         self.up = False  # whether it gets calls, as the last look found
         self.last_byte_at: float | None = None  # monotonic, from calls that have ended

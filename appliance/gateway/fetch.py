@@ -8,7 +8,7 @@ from appliance.wire.chunked import ChunkDecoder, FramingError
 from appliance.wire.headers import BadHead, ResponseHead, parse_head
 
 from .engines import Replica
-from .upstream import ConnectFailed, EngineConnection
+from .upstream import ConnectFailed, EngineConnection, Late
 
 BODY_LIMIT = 8 << 20
 
@@ -60,7 +60,8 @@ class _Reader:
 
 
 async def get(replica: Replica, path: str, deadline: float) -> tuple[int, bytes]:
-    """Status and body of a GET, on a connection of its own. Raises ConnectFailed within `deadline` seconds."""
+    """Status and body of a GET, on a connection of its own. Raises ConnectFailed within `deadline` seconds,
+    Late of it where nothing is known of the engine."""
     connection = await replica.pool.connect(deadline)
     reader = _Reader()
     try:
@@ -73,6 +74,6 @@ async def get(replica: Replica, path: str, deadline: float) -> tuple[int, bytes]
         connection.transport.write(head.encode("latin-1"))
         return await asyncio.wait_for(reader.future, deadline)
     except (asyncio.TimeoutError, TimeoutError):
-        raise ConnectFailed(f"no answer within {deadline:g} s") from None
+        raise Late(f"no answer within {deadline:g} s") from None
     finally:
         connection.release(keep=False)

@@ -23,6 +23,10 @@ class ConnectFailed(Exception):
     """The engine's socket does not answer; the text says why."""
 
 
+class Late(ConnectFailed):
+    """It may still be there, and busy: it did not answer in time."""
+
+
 class Owner(Protocol):
     """Who uses a connection just now."""
 
@@ -131,7 +135,7 @@ class Pool:
         return None
 
     async def connect(self, deadline: float) -> EngineConnection:
-        """A new connection within `deadline` seconds. Raises ConnectFailed."""
+        """A new connection within `deadline` seconds. Raises ConnectFailed, and Late of it."""
         connection = EngineConnection(self)
         target = self.target
 
@@ -147,7 +151,7 @@ class Pool:
                 )
         except (asyncio.TimeoutError, TimeoutError):
             connection.abort()
-            raise ConnectFailed(f"no connection within {deadline:g} s") from None
+            raise Late(f"no connection within {deadline:g} s") from None
         except OSError as error:
             raise ConnectFailed(error.strerror or type(error).__name__) from None
         except BaseException:  # cancelled while it was being made

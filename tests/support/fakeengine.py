@@ -18,6 +18,7 @@ body, for all later requests) or from the words `[[fault:SCRIPT]]` anywhere in o
     merge         all events in one write                    eof=N       end the chunked body after N events, no [DONE]
     gate          an event only when the test lets it pass (`FakeEngine.release`)
     waiting=N kv=SHARE preempted=N   what /metrics says (-1: says nothing of it)
+    health=N late=S                  what /health says, and after how many seconds
 
 `GET /_fake/log` tells every request: path, headers, body size, `stream_options`, when it began, ended, was aborted,
 and how many events were sent.
@@ -64,6 +65,7 @@ class Engine:
         self.running = 0
         self.generated = 0
         self.scrapes = 0
+        self.probed = 0  # how often its health was asked for
         self.gate = asyncio.Semaphore(0)  # where `gate` waits before each event
 
     def metrics(self) -> str:
@@ -135,6 +137,8 @@ class Exchange:
         elif path == "/metrics":
             await self.reply(200, self.engine.metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
         elif path in ("/health", "/ping"):
+            self.engine.probed += 1
+            await asyncio.sleep(self.engine.fault.get("late", 0.0))
             fault = self.engine.fault.get("health")
             await self.reply(int(fault) if fault else 200, b"")
         elif path == "/version":

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.component.gateway.conftest import Start
+from tests.component.gateway.conftest import QUICK, Start
 from tests.support.gatewayprocess import FakeEngine, Gateway, chat, config, fault, remote
 from tests.support.waiting import wait_until
 
@@ -62,6 +62,20 @@ def test_an_error_event_before_any_token_keeps_its_status(gateway: Gateway) -> N
     answer = gateway.request("POST", CHAT, fault("error=0", stream=True))
     assert answer.status == 502 and answer.code == "engine_error"
     assert "EngineCore" in answer.json["error"]["message"]
+
+
+def test_a_remote_engine_that_is_late_once_is_busy_and_twice_away(start: Start) -> None:
+    engine = FakeEngine()
+    gateway = start(config(remote(engine.url), gateway=QUICK))
+    try:
+        engine.engine.fault = {"late": 30.0}
+        before = engine.engine.probed
+        wait_until(lambda: gateway.request("POST", CHAT, chat()).status == 503, 30, "it counts as away", 0.02)
+        assert engine.engine.probed - before >= 2
+        engine.engine.fault = {}
+        wait_until(lambda: gateway.request("POST", CHAT, chat()).status == 200, 30, "it serves again", 0.05)
+    finally:
+        engine.close()
 
 
 def test_garbage_is_502_and_not_sent_again(gateway: Gateway, engine: FakeEngine) -> None:
