@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from appliance.errors import Failed
 
@@ -20,6 +21,7 @@ from .tasks import Tasks
 
 BACKLOG = 4096
 BATCH = 128  # connections accepted before other work gets its turn
+FAREWELL = 2.0  # seconds that TLS waits for the other side's last word; uvloop would hold the connection for thirty
 PAUSE = 0.1  # seconds to stop accepting when descriptors have run out
 
 
@@ -163,12 +165,10 @@ class Listener:
             self.start()
 
     async def _connect(self, connection: socket.socket) -> None:
+        tls: dict[str, Any] = {}
+        if self._handshake is not None:
+            tls = {"ssl": self._tls, "ssl_handshake_timeout": self._handshake(), "ssl_shutdown_timeout": FAREWELL}
         try:
-            await self._loop.connect_accepted_socket(
-                self._factory,
-                connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._handshake() if self._handshake else None,
-            )
+            await self._loop.connect_accepted_socket(self._factory, connection, **tls)
         except (OSError, asyncio.TimeoutError, TimeoutError):  # a handshake that failed is the client's affair
             connection.close()

@@ -52,8 +52,16 @@ def serves(gateway: Gateway, trusted: Path) -> bool:
         return read_all(connection).statuses == [200]
 
 
+OWN = 6  # descriptors that the gateway's own looks at its engine may take and give back at any moment
+
+
 def descriptors(gateway: Gateway) -> int:
     return len(os.listdir(f"/proc/{gateway.process.pid}/fd"))
+
+
+def let_go(gateway: Gateway, before: int) -> None:
+    """Well before the thirty seconds that uvloop by itself would wait for a farewell."""
+    wait_until(lambda: descriptors(gateway) <= before + OWN, 25, "their descriptors are closed", 0.05)
 
 
 def hello() -> bytes:
@@ -116,7 +124,7 @@ def test_half_handshakes_that_are_held_open_are_let_go(secure: Gateway, trusted:
     finally:
         for connection in held:
             connection.close()
-    wait_until(lambda: descriptors(secure) <= before, 10, "their descriptors are closed", 0.05)
+    let_go(secure, before)
     assert rss(secure) - memory < 60
 
 
@@ -126,7 +134,7 @@ def test_a_client_that_leaves_in_the_handshake(secure: Gateway, trusted: Path) -
     for size in range(0, len(HELLO), 16):
         with connect(secure.port) as connection:
             connection.sendall(HELLO[:size])
-    wait_until(lambda: descriptors(secure) <= before, 10, "their descriptors are closed", 0.05)
+    let_go(secure, before)
 
 
 def test_old_versions_are_refused(secure: Gateway) -> None:
@@ -181,14 +189,16 @@ def test_a_client_that_is_cut_off_ends_the_engine_s_work(secure: Gateway, truste
 
 def test_a_client_that_never_reads_is_ended_within_tls(secure: Gateway, trusted: Path) -> None:
     before, memory = descriptors(secure), rss(secure)
-    held = [wrapped(secure, trusted, receive=4096) for _ in range(3)]
+    held = [wrapped(secure, trusted, receive=4096) for _ in range(16)]
     try:
         for connection in held:
-            connection.sendall(post(b"", json.dumps(fault("tokens=4000,pad=4096", stream=True)).encode(), path=CHAT))
-        wait_until(lambda: secure.admin("/status")["gateway"]["running"] > 0, 5, "they run", 0.01)
-        wait_until(secure.idle, 20, "nothing runs", 0.05)
+            # A slow engine refuses a few with 504; those connections end as well.
+            body = json.dumps(fault("tokens=4000,pad=4096", stream=True)).encode()
+            connection.sendall(post(b"Connection: close\r\n", body, path=CHAT))
+        wait_until(lambda: secure.admin("/status")["gateway"]["running"] > 0, 60, "they run", 0.01)
+        wait_until(secure.idle, 60, "nothing runs", 0.05)
         assert rss(secure) - memory < 100
-        wait_until(lambda: descriptors(secure) <= before, 20, "their descriptors are closed", 0.05)
+        let_go(secure, before)
     finally:
         for connection in held:
             connection.close()
