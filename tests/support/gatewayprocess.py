@@ -83,14 +83,17 @@ class FakeEngine:
         """End the thread."""
 
         async def stop() -> None:
-            # Twice, with turns of the loop between: a connection may just be appearing, and a closed one needs a turn.
-            for _ in range(2):
+            # Until none is left, with turns of the loop between: a connection may just be appearing, a task may take
+            # its first cancellation for another's, and a closed connection needs a turn.
+            for _ in range(20):
                 tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 for _ in range(5):
                     await asyncio.sleep(0)
+                if not tasks:
+                    break
             asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
 
         self.down()
