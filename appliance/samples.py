@@ -185,7 +185,7 @@ class Xid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomKill:
-    """The kernel or systemd-oomd killed for memory. `scope`: `cgroup`, `global` or `oomd`."""
+    """The kernel or systemd-oomd killed for memory. `scope`: `cgroup`, `global`, `oomd`, empty where unsaid."""
 
     t: float
     scope: str

@@ -15,13 +15,14 @@ class Remedy(enum.Enum):
 
     NONE = "none"  # not a fault
     RESTART = "restart"  # the same configuration again, within the budget
+    RESTART_CHANGED = "restart-changed"  # again with the change that the ladder names, within the budget
     WAIT = "wait-retry"  # again after a pause; the second time within the window it is held
     HOLD = "hold"  # no restart until the configuration or the files change
     FIX_HOST = "fix-host"  # no restart until the host changes
     REBOOT = "reboot"  # no restart; the machine or its driver needs one
 
 
-NONE, RESTART, WAIT, HOLD, FIX_HOST, REBOOT = Remedy
+NONE, RESTART, RESTART_CHANGED, WAIT, HOLD, FIX_HOST, REBOOT = Remedy
 UNKNOWN_CAUSE = "unknown"
 
 
@@ -118,7 +119,8 @@ CAUSES: dict[str, Cause] = {
     "driver-unresponsive": Cause(REBOOT, "The NVIDIA driver does not answer.", "Reboot the machine."),
     "driver-mismatch": Cause(REBOOT, "The NVIDIA driver in the kernel and its library differ in version.",
         "Reboot the machine."),
-    "unclean-reset": Cause(WAIT, "A GPU was reset while it was in use.", "It is tried again."),
+    "unclean-reset": Cause(RESTART, "The machine stopped without a shutdown while the engine used its GPUs.",
+        "It is started again. If it repeats, look at the power supply, its cables and circuit, and at temperatures."),
     # will not get better by itself
     "config-error": Cause(HOLD, "The engine cannot start with its configuration.",
         "Correct what the message names, then `llm-appliance apply`."),

@@ -19,7 +19,7 @@ from appliance.host import files, systemd
 from appliance.host.places import Places
 from appliance.policy.failure import Exit, Verdict
 from appliance.policy.reconcile import ANY_GPU, Desired, Readiness, Seen, UnitState
-from appliance.quantity import UNKNOWN
+from appliance.quantity import UNKNOWN, Maybe
 from appliance.units.render import engine_digest
 
 SHOW_DEADLINE_S = 10.0
@@ -139,8 +139,13 @@ def _belongs(
 
 
 def _verdict(value: Mapping[str, object]) -> Verdict:
-    texts = {key: str(value.get(key) or "") for key in ("cause", "message", "phase")}
-    return Verdict(**texts, requested=value.get("requested") is True)
+    cause, message, phase, hint = (str(value.get(key) or "") for key in ("cause", "message", "phase", "hint"))
+    status, signal = (_whole(value.get(key)) for key in ("exit_status", "signal"))
+    return Verdict(cause, message, phase, value.get("requested") is True, status, signal, hint)
+
+
+def _whole(value: object) -> Maybe[int]:
+    return value if isinstance(value, int) else UNKNOWN
 
 
 def _load(state: Mapping[str, object]) -> tuple[str, float] | None:
