@@ -24,6 +24,7 @@ MODELS = f"{STATE}/models"
 INCIDENTS = f"{STATE}/incidents"
 SUPERVISOR_STATE = f"{STATE}/supervisor"
 HOLDS = f"{SUPERVISOR_STATE}/holds"  # a file NAME here holds the engine; the unit's ConditionPathExists reads it
+RUNGS = f"{SUPERVISOR_STATE}/rungs"  # NAME.json: what the supervisor changes about the engine's next start
 RESTART_LEDGER = f"{SUPERVISOR_STATE}/ledger.json"
 GATEWAY_STATE = f"{STATE}/gateway"
 KEY_USE = f"{GATEWAY_STATE}/use.json"  # tokens of the day and the month, for each key
@@ -107,6 +108,11 @@ def engine_state(instance: str, run: str = RUN) -> str:
 def engine_verdict(instance: str, run: str = RUN) -> str:
     """How the last run ended, JSON, written by the launcher on exit."""
     return f"{engine_directory(instance, run)}/verdict.json"
+
+
+def engine_rung(instance: str, run: str = RUN) -> str:
+    """What the unit's set-up copied here of `RUNGS`, which the sandbox hides from the engine."""
+    return f"{engine_directory(instance, run)}/rung.json"
 
 
 def is_builtin(model: str) -> bool:

@@ -16,7 +16,9 @@ from appliance.config.model import Config
 from appliance.config.places import Path
 from appliance.config.source import Effective
 from appliance.errors import EXIT_OK, EXIT_USAGE, Problem
+from appliance.host import files, places
 from appliance.host.access import READ, account, allowed
+from appliance.units.render import engine_digest
 
 from . import output
 
@@ -99,6 +101,19 @@ def host_problems(found: Effective) -> Iterator[Problem]:
         )
         if engine.model.startswith("/") and not engine.remote:
             yield from _file(found, ("engine", index, "model"), engine.model, names.ENGINE_USER)
+        yield from _changes(found, index)
+
+
+def _changes(found: Effective, index: int) -> Iterator[Problem]:
+    """What the supervisor changes about the starts of an engine with this configuration; root alone may see it."""
+    assert found.config is not None
+    engine = found.config.engines[index]
+    for instance in () if engine.remote else engine.instances:
+        rung = files.read_json(f"{places.from_environment().under_state(names.RUNGS)}/{instance}.json") or {}
+        if rung.get("told") and rung.get("digest") == engine_digest(found.config, instance):
+            message = f"{instance} does not run as it is written; it is started with: {rung['told']}"
+            file, line = found.place(("engine", index, "vllm"))
+            yield Problem("engine.vllm", message, "write the change here to keep it", file, line, "warning")
 
 
 def _file(found: Effective, path: Path, name: str, user: str) -> Iterator[Problem]:

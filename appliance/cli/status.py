@@ -84,7 +84,7 @@ def from_files(config_path: str) -> dict[str, Any]:
                     "name": instance,
                     **{
                         key: entry.get(key)
-                        for key in ("state", "since", "cause", "reason", "next", "restarts", "load_s")
+                        for key in ("state", "since", "cause", "reason", "next", "changed", "restarts", "load_s")
                     },
                     **{key: state.get(key) for key in ("phase", "message", "pid", "ready", "digest")},
                 }
@@ -180,6 +180,9 @@ def _reasons(value: Mapping[str, Any], columns: int) -> Iterator[str]:
             text, cause = "", ""
         if state == "starting" and isinstance(replica.get("load_s"), (int, float)):
             text = f"{text}; the last start took {format_duration(replica['load_s'])}".lstrip("; ")
+        if changed := replica.get("changed"):
+            yield ""
+            yield from _wrapped(f"{replica.get('name')}: ", f"starts with a change: {output.clean(changed)}", columns)
         if not text and not next_:
             continue
         body = ": ".join(output.clean(part) for part in (cause if cause != state else "", text) if part)

@@ -10,14 +10,15 @@ from appliance import names
 from appliance.config import fleet, source
 from appliance.config.model import Config
 from appliance.host import notify, places
-from appliance.host.journal import ERR, WARNING
+from appliance.host.journal import ERR, NOTICE, WARNING
+from appliance.policy.ladder import Place
 from appliance.units.render import engine_digest
 from appliance.wire.vllmargs import launch_plan, shutdown_s
 
-from . import weights
+from . import rung, weights
 from .device import device_of, own_gpus, present_gpus
 from .launcher import Launcher, Limits
-from .report import Identity, Report
+from .report import Identity, Report, Start
 from .verdict import Ending, verdict_of
 
 STOP_MARGIN_S = 15.0  # from the end of vLLM's own grace to SIGKILL: its workers' 9 s and the driver's
@@ -55,22 +56,29 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
     runtime = os.path.realpath(given.runtime)  # an engine keeps its runtime when `current` is switched below it
     device = device_of(runtime, config.runtime.device)
     cores = sorted(os.sched_getaffinity(0))
+    gpus = own_gpus(config, given.name, present_gpus()) if device == "cuda" else ()
+    digest = engine_digest(config, given.name)
+    place = Place(digest, os.path.basename(runtime), gpus)
+    changed = rung.read(given.name, places.from_environment(), given.run, place)
     plan = launch_plan(
         config,
         given.name,
         device=device,
         cpus=len(cores),
         cores=cores,
-        gpus=own_gpus(config, given.name, present_gpus()) if device == "cuda" else (),
+        gpus=gpus,
         runtime=runtime,
         run=given.run,
         cache=given.cache,
+        change=changed.change,
     )
     os.makedirs(names.engine_directory(given.name, given.run), mode=0o750, exist_ok=True)
     served = (*engine.served, *fleet.lora_names(engine))
     start = os.urandom(8).hex()
-    digest = engine_digest(config, given.name)
-    report = Report(Identity(given.name, start, engine.model, served, digest, given.run))
+    shown = {flag: value for flag, value in plan.flags.items() if flag in rung.SHOWN}
+    told = Start(place, device == "cuda", shown, changed.told)
+    report = Report(Identity(given.name, start, engine.model, served, given.run), told)
+    _change(report, changed, f"{given.cache}/{given.name}")
     fault = weights.fault_of(engine.model, plan.argv[2])
     if fault is not None:
         verdict = verdict_of(Ending(None, False, False), (), fault)
@@ -79,6 +87,19 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
     if limits is None:
         limits = Limits(start=engine.startup_timeout, stop=shutdown_s(engine) + STOP_MARGIN_S)
     return Launcher(plan, report, limits).run()
+
+
+def _change(report: Report, changed: rung.Rung, cache: str) -> None:
+    """Tell what this start does differently, and move caches away where that is wished."""
+    if changed.told:
+        report.log(WARNING, f"started with a change: {changed.told}", event="engine-changed")
+    try:
+        moved = rung.move_caches(cache, changed.caches)
+    except OSError as error:
+        report.log(WARNING, f"compile caches cannot be moved away: {error}")
+    else:
+        if moved:
+            report.log(NOTICE, f"moved away in {cache}: {', '.join(moved)}")
 
 
 def _refuse(message: str) -> int:

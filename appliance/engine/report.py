@@ -7,12 +7,13 @@ engine that serves.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from appliance import clock, names
 from appliance.host import files, notify
 from appliance.host.journal import ERR, INFO, WARNING, Journal, message_id
+from appliance.policy.ladder import Place
 from appliance.wire.vllmlog import Progress
 
 from .verdict import Verdict, exit_of
@@ -29,15 +30,25 @@ class Identity:
     start: str
     model: str
     served: tuple[str, ...]
-    digest: str
     run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What vLLM was started with, for the supervisor: where, the flags that a ladder changes, what was changed."""
+
+    place: Place = field(default_factory=Place)
+    cuda: bool = False
+    flags: Mapping[str, object] = field(default_factory=dict)
+    changed: str = ""
 
 
 class Report:
     """The run as others see it."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, start: Start) -> None:
         self.identity = identity
+        self.start = start
         self.progress = Progress("starting", "starting vLLM")
         self.started = clock.wall()
         self.ready: float | None = None
@@ -92,6 +103,7 @@ class Report:
             "requested": requested,
             "cause": verdict.cause,
             "message": verdict.message,
+            "hint": verdict.hint,
             "exit_status": code,
             "signal": signal,
             "lines": list(verdict.lines),
@@ -130,9 +142,14 @@ class Report:
             "since": self._since,
             "started": self.started,
             "ready": self.ready,
-            "digest": self.identity.digest,
+            "digest": self.start.place.digest,
             "model": self.identity.model,
             "served": list(self.identity.served),
+            "runtime": self.start.place.runtime,
+            "gpus": list(self.start.place.gpus),
+            "cuda": self.start.cuda,
+            "flags": dict(self.start.flags),
+            "changed": self.start.changed,
         }
         self._replace(names.engine_state(self.identity.engine, self.identity.run), content)
 

@@ -14,12 +14,16 @@ from appliance.quantity import format_duration, format_signal
 from appliance.wire.vllmcauses import Cause, cause_of
 from appliance.wire.vllmlog import Line
 
-# The contract's group "will not get better": the next start would end the same way until a file or the host changes.
+# The next start would end the same way until a file or the host changes: the contract's group "will not get better",
+# and a model that does not fit. The supervisor's ladder may have a step for that, and then starts the unit with a
+# change; all that this status turns off is systemd's own restart, which would try the same every 30 s for ever.
 LASTING = frozenset(
     {"config-error", "model-not-found", "model-unreadable", "hub-denied", "disk-full", "toolchain-missing"}
+    | {"cuda-oom-load", "kv-none", "kv-too-small"}
 )
 QUOTED_LINES = 60  # of the log in a verdict: from a little before the line that gave the cause
 _BEFORE = 15
+_ARGPARSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Verdict:
     message: str
     exit_status: int
     lines: tuple[str, ...]
+    hint: str = ""  # what the log says beyond the cause
 
 
 def verdict_of(ending: Ending, lines: Sequence[Line], known: Cause | None = None) -> Verdict:
@@ -58,7 +63,7 @@ def verdict_of(ending: Ending, lines: Sequence[Line], known: Cause | None = None
     if ending.served:
         return Verdict(found.cause, message, names.LAUNCHER_ENGINE_DIED, quoted)
     status = names.LAUNCHER_CONFIG if found.cause in LASTING else names.LAUNCHER_START_FAILED
-    return Verdict(found.cause, message, status, quoted)
+    return Verdict(found.cause, message, status, quoted, found.hint)
 
 
 def exit_of(status: int | None) -> tuple[int | None, int | None]:
@@ -75,6 +80,8 @@ def _from_status(ending: Ending) -> Cause:
     code, signal = exit_of(ending.status)
     if signal == 4 and not ending.served:
         return Cause("start-failed", "vLLM was stopped by SIGILL: this CPU lacks instructions its build needs", "", -1)
+    if code == _ARGPARSE and not ending.served:
+        return Cause("config-error", "vLLM refuses its arguments (exit status 2)", "correct [engine.vllm]", -1)
     if signal is not None:
         how = f"was ended by {format_signal(signal)}"
     else:

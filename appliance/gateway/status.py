@@ -139,6 +139,7 @@ def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[s
         "cause": text_of(fleet, "cause") or None,
         "reason": seen.reason or None,
         "next": text_of(fleet, "next") or None,
+        "changed": text_of(fleet, "changed") or None,
         "restarts": _whole(number_of(fleet, "restarts")),
         "load_s": seen.load_s,
         "digest": replica.state.text("digest") or None,

@@ -67,7 +67,7 @@ def serves(seen: Seen) -> bool:
     """Whether calls may be sent to a replica now."""
     if seen.remote:
         return seen.reachable is not False
-    return seen.phase == "serving" and seen.state != "held"
+    return seen.phase == "serving" and seen.state not in ("held", "draining")
 
 
 def unavailable(model: str, seens: Sequence[Seen], runtime: RuntimeSeen, now: float) -> Unavailable:

@@ -28,6 +28,13 @@ EVENTS: dict[str, Event] = {
         "The engine answered a real request and takes calls."),
     "engine-restarting": Event("Engine @LLM_ENGINE@ is being restarted",
         "The message says why. Calls that had not begun are sent again; open streams end with an error event."),
+    "engine-draining": Event("Engine @LLM_ENGINE@ drains",
+        "It is to be restarted, and another replica takes its calls meanwhile: it gets no new ones and finishes those\n"
+        "that are open, up to `drain` under [gateway.timeouts]."),
+    "engine-changed": Event("What is changed about the starts of engine @LLM_ENGINE@",
+        "As it is configured the engine could not start, or would fail again. The supervisor changed what the message\n"
+        "names, and tries to do without that at a later start. To keep it, write it into the configuration; to have\n"
+        "none made: `oom_ladder = false` under [supervisor.restart]."),
     "engine-waiting": Event("Engine @LLM_ENGINE@ waits",
         "The engine starts by itself when what the message names is there: the vLLM runtime, its model, or its turn."),
     "engine-held": Event("Engine @LLM_ENGINE@ is held",

@@ -10,7 +10,7 @@ Evidence is weighed in this order, the first that speaks wins:
     5. an Xid that stops a program, a worker's signal.
     6. a limit of systemd's, the launcher's status, the signal, or that systemd could not even start the launcher.
 
-Whatever the cause, the launcher's status for "will not get better by itself" is believed: such an engine is held.
+The launcher's status for "will not get better by itself" is believed with its word: such an engine is held.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from .hardware import reading_of as gpu_reading
 EXITED, KILLED, DUMPED = 1, 2, 3  # waitid(2): CLD_*, as systemd's ExecMainCode
 _UNIT_SETUP = range(200, 250)  # systemd.exec(5): the unit's own set-up failed, our program never ran
 _SIGBUS = 7
-_ARGPARSE = 2  # vLLM's status for arguments that it refuses
 # How old a hang is when vLLM itself notices it: 300 s for its own calls, 600 s for torch's watchdog.
 _HANG_BEHIND_S = 660.0
 
@@ -136,7 +135,7 @@ def failure_of(end: Exit, verdict: Verdict | None = None, evidence: Evidence = E
         found = replace(found, reason=_joined(verdict.message.strip(), found.reason))
     elif not found.reason:
         found = replace(found, reason=f"{CAUSES[found.cause].meaning.rstrip('.')} ({_facts(end)})")
-    never = end.code == EXITED and end.status == names.LAUNCHER_CONFIG
+    never = end.code == EXITED and end.status == names.LAUNCHER_CONFIG and found.cause in (said, "config-error")
     if never and found.remedy in (Remedy.NONE, Remedy.RESTART, Remedy.WAIT):
         found = replace(found, remedy=Remedy.HOLD)
     return replace(found, evidence=(*found.evidence, _facts(end)))
@@ -260,8 +259,6 @@ def _of_program(said: str, verdict: Verdict | None, evidence: Evidence) -> Failu
     fault = _program_fault(said, evidence)
     if fault is not None:
         return _failure(fault)
-    if verdict is not None and verdict.phase == "starting" and verdict.status == _ARGPARSE:
-        return _plain("config-error", "vLLM refuses its arguments (exit status 2)")
     workers = [p for p in evidence.exits if p.name.startswith("VLLM::Worker") and p.exit_code is not UNKNOWN]
     for process in workers:
         if process.exit_code is not UNKNOWN and process.exit_code < 0:

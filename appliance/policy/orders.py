@@ -33,9 +33,9 @@ def restarted(record: Record, seen: Seen, why: str) -> Record:
     return asked(record, why, seen.run)
 
 
-def resumed(seen: Seen, why: str) -> Record:
+def resumed(record: Record, seen: Seen, why: str) -> Record:
     """The record of an engine whose hold was removed."""
-    return forgiven(why, seen.run)
+    return forgiven(record, why, seen.run)
 
 
 def applied(
@@ -61,17 +61,17 @@ def applied(
                 notes[instance] = f"stays held: {reason}"
                 continue
             released.append(instance)
-            made[instance] = resumed(now, "the configuration was applied")
+            made[instance] = resumed(record, now, "the configuration was applied")
             notes[instance] = "is no longer held and starts"
             continue
         running_with = before.get(instance) if now.digest is UNKNOWN else now.digest
         if now.unit in RUNNING and running_with == desired.digest:
             made[instance] = replace(record, drop="")
         elif now.unit in RUNNING:
-            made[instance] = forgiven("its configuration changed", now.run)  # deaths of the old one say nothing
+            made[instance] = forgiven(record, "its configuration changed", now.run)  # deaths of the old one say nothing
             notes[instance] = "is restarted: its configuration changed"
         elif now.unit in ENDED or now.unit in (UnitState.DOWN, UnitState.STOPPING):
-            made[instance] = resumed(now, "the configuration was applied")
+            made[instance] = resumed(record, now, "the configuration was applied")
             notes[instance] = "is started"
     for instance in sorted(set(seen) - {desired.instance for desired in new}):
         if seen[instance].unit in RUNNING:

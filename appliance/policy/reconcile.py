@@ -3,7 +3,9 @@
 Laws, kept by every plan:
     - a held engine is never started; an engine whose unit's state is UNKNOWN is not touched
     - at most one start at a time among engines that share a GPU, in the configuration's order of start
-    - a voluntary restart (nothing is wrong with the engine) waits until its siblings serve
+    - none while the memory of its GPUs is seen to change, for a while: what is measured then is wrong a moment later
+    - a voluntary restart (nothing is wrong with the engine) waits until its siblings serve, and where one does the
+      engine drains before: it gets no new calls, and is restarted when its last one ends, or after the drain's limit
     - a unit that somebody stopped by hand stays down until somebody asks for it
     - nothing is done twice: a wish is fulfilled when a run other than the one it replaces is seen
 
@@ -15,17 +17,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from appliance.config.model import Restart
 from appliance.quantity import UNKNOWN, Maybe, format_duration
 
-from .failure import Exit, Failure, Verdict, failure_of
-from .restart import Death, Record, counted, due_in_s, entered, fulfilled
+from .failure import Evidence, Exit, Failure, Verdict
+from .ladder import Facts
+from .restart import Record, due_in_s
 
 NET_S = 30.0  # RestartSec= of the engine's unit: systemd restarts it by itself so long after its end
 NET_MARGIN_S = 3.0
 REPEAT_S = 20.0  # a request that systemd took and that shows no effect is made again after so long
+STABLE_S = 10.0  # the memory of a GPU is settled when it has not changed for so long
+MEMORY_WAIT_S = 120.0  # a program that never lets it settle does not keep an engine down
+SETTLE_S = 3.0  # until the gateway has read that an engine drains
 ANY_GPU = "*"
 
 
@@ -72,6 +78,19 @@ class Seen:
     phase: str = ""
     message: str = ""
     digest: Maybe[str] = UNKNOWN
+    ready: Maybe[float] = UNKNOWN  # when the present run began to serve
+    facts: Facts = field(default_factory=Facts)  # what the last or present run was started with
+    evidence: Evidence = field(default_factory=Evidence)  # around its end
+    judged: Failure | None = None  # why we ended it ourselves; beats what its end looks like
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A GPU's memory: MiB in use, seconds since that changed, and for how long it has not been settled."""
+
+    used_mib: Maybe[float] = UNKNOWN
+    stable_s: Maybe[float] = UNKNOWN
+    unsettled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +135,17 @@ class View:
     cause: str = ""
     next: str = ""
     not_before: float | None = None
+    changed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that a plan is made of. `recent` is the age in seconds of the last action for each instance."""
+    """All that a plan is made of. `recent` is the age in seconds of the last action for each instance.
+
+    `memory` is known by GPU as `Desired.gpus` names them. `inflight` are the calls that the gateway has open at each
+    instance, UNKNOWN as a whole where there is no gateway to drain; `draining` says for how many seconds each instance
+    has been shown as draining.
+    """
 
     desired: Sequence[Desired]
     seen: Mapping[str, Seen]
@@ -130,6 +155,10 @@ class Situation:
     limits: Restart
     now: float
     recent: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, Memory] = field(default_factory=dict)
+    inflight: Maybe[Mapping[str, Maybe[int]]] = UNKNOWN
+    draining: Mapping[str, float] = field(default_factory=dict)
+    drain_s: float = 60.0
 
     def of(self, instance: str) -> Seen:
         """What is seen of an instance; UNKNOWN when nothing is."""
@@ -152,37 +181,6 @@ class Plan:
     actions: tuple[Action, ...]
 
 
-def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitter: float) -> tuple[Record, str]:
-    """The record after a look: deaths not entered yet enter it, a wish that came true leaves it.
-
-    The second value names the cause of a death that was entered, empty when there was none.
-    """
-    if seen.unit in ENDED and not record.knows(seen.run):
-        failure = failure_of(seen.end, seen.verdict)
-        if failure is not None:
-            death = Death(now - seen.age_s, seen.run, failure.cause, seen.verdict_start)
-            if record.wanted and record.over == seen.run and record.not_before is None:  # somebody's wish stands
-                return counted(record, death, failure, limits, now=now), failure.cause
-            return entered(record, death, failure, limits, now=now, jitter=jitter), failure.cause
-    if seen.unit in (UnitState.STARTING, UnitState.UP):
-        if record.wanted and seen.run and seen.run != record.over:
-            record = fulfilled(record)
-        return _unseen_death(seen, record, limits, now=now)
-    return record, ""
-
-
-def _unseen_death(seen: Seen, record: Record, limits: Restart, *, now: float) -> tuple[Record, str]:
-    """A death that systemd's own restart has mended while the supervisor was away: it counts, nothing is due."""
-    verdict, start = seen.verdict, seen.verdict_start
-    if verdict is None or not start or start == seen.run or verdict.requested or record.knows(start):
-        return record, ""
-    failure: Failure | None = failure_of(Exit("exit-code"), verdict)
-    if failure is None or seen.verdict_at is None or seen.verdict_at < now - limits.window:
-        return record, ""
-    death = Death(seen.verdict_at, start, failure.cause, start)
-    return counted(record, death, failure, limits, now=now), failure.cause
-
-
 def plan(situation: Situation) -> Plan:
     """What everything is and what is to be done now."""
     views: dict[str, View] = {}
@@ -192,7 +190,9 @@ def plan(situation: Situation) -> Plan:
         if situation.of(desired.instance).unit is UnitState.UNKNOWN:
             continue
         view, action = _one(situation, desired, starting)
-        views[desired.instance] = view
+        views[desired.instance] = replace(view, changed=situation.record(desired.instance).ladder.told)
+        if view.state == "draining":
+            starting.append(desired)
         if action is None or (situation.acted(desired.instance) and action.verb is not Verb.HOLD):
             continue
         actions.append(action)
@@ -238,6 +238,9 @@ def _up(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[Vi
     obstacle = s.readiness.wants(desired) or _sibling_down(s, desired, starting) or _turn(desired, starting)
     if obstacle:
         return View("serving", next=f"restart ({record.wanted}) after: {obstacle}"), None
+    open_ = _open_calls(s, desired)
+    if open_:
+        return View("draining", record.wanted, "draining", f"restart after: {open_}"), None
     return View("restarting", record.wanted), Action(Verb.RESTART, desired.instance, record.wanted)
 
 
@@ -257,7 +260,7 @@ def _down(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[
         view = View("restarting", record.reason, record.cause, later, record.not_before)
         early = seen.unit is UnitState.NET and due > NET_S - seen.age_s - NET_MARGIN_S
         return view, _cut_net(s, seen, instance, later) if early else None
-    obstacle = _turn(desired, starting)
+    obstacle = _turn(desired, starting) or _unsettled(s, desired)
     if obstacle:
         return View("waiting", obstacle, next="starts by itself then"), None
     verb = Verb.RESTART if seen.unit is UnitState.NET else Verb.START
@@ -294,12 +297,35 @@ def _is_busy(s: Situation, desired: Desired) -> bool:
 def _turn(desired: Desired, starting: Sequence[Desired]) -> str:
     """Which other start is in the way of this one; empty when none is."""
     for other in starting:
-        if other.instance != desired.instance and _share(desired.gpus, other.gpus):
+        if other.instance != desired.instance and share(desired.gpus, other.gpus):
             return f"{other.instance} is starting"
     return ""
 
 
-def _share(one: frozenset[str], other: frozenset[str]) -> bool:
+def _unsettled(s: Situation, desired: Desired) -> str:
+    """Which GPU's memory still changes; empty when none is seen to, or when it has for too long to be waited for."""
+    gpus = sorted(s.memory) if ANY_GPU in desired.gpus else sorted(desired.gpus)
+    for gpu in gpus:
+        memory = s.memory.get(gpu, Memory())
+        if memory.stable_s is not UNKNOWN and memory.stable_s < STABLE_S and memory.unsettled_s < MEMORY_WAIT_S:
+            used = "" if memory.used_mib is UNKNOWN else f", {memory.used_mib:.0f} MiB in use"
+            return f"the memory of GPU {gpu} still changes{used}"
+    return ""
+
+
+def _open_calls(s: Situation, desired: Desired) -> str:
+    """What an engine finishes before a restart, where another replica takes its calls; empty when nothing is left."""
+    others = [d for d in s.desired if d.engine == desired.engine and d.instance != desired.instance]
+    serves = any(s.of(d.instance).unit is UnitState.UP and d.instance not in s.holds for d in others)
+    if s.inflight is UNKNOWN or not serves:
+        return ""
+    waited, calls = s.draining.get(desired.instance, 0.0), s.inflight.get(desired.instance, UNKNOWN)
+    if waited >= s.drain_s or (calls == 0 and waited >= SETTLE_S):
+        return ""
+    return "its open calls" if calls is UNKNOWN else f"{calls} open calls"
+
+
+def share(one: frozenset[str], other: frozenset[str]) -> bool:
     """Whether two engines may meet on a GPU, or on the CPU."""
     if ANY_GPU in one or ANY_GPU in other or not (one or other):
         return True
@@ -315,6 +341,8 @@ def _sibling_down(s: Situation, desired: Desired, starting: Sequence[Desired]) -
         if other.engine == desired.engine and other.instance not in (desired.instance, *s.holds):
             seen = s.of(other.instance)
             by_hand = seen.unit is UnitState.DOWN and not s.record(other.instance).wanted
+            if other.instance in s.draining:
+                return f"replica {other.instance} drains"
             if (seen.unit is not UnitState.UP and not by_hand) or s.acted(other.instance):
                 return f"replica {other.instance} does not serve yet"
     return ""

@@ -2,23 +2,29 @@
 
     delay of the n-th restart within the window = min(backoff * 2**(n-1), backoff_max), stretched by up to a fifth
 
-`budget` restarts of one engine within `window` are allowed; the death after that holds it. A death is entered once, by
+`budget` restarts of one engine within `window` are allowed; the death after that holds it. Hangs count there as well
+and have a shorter count of their own (`ladder.HANGS`). What waits for others to make room waits a few times (`WAITS`)
+and is held then, by name of who did not. A death is entered once, by
 its run, however often it is seen and whoever restarted the engine meanwhile. Times are wall-clock seconds, since the
 ledger outlives a boot.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from appliance.config.model import Restart
 from appliance.quantity import format_duration
 
 from .causes import Remedy
 from .failure import Failure
+from .ladder import HANG_S, REPEAT_S, Ladder
 
 JITTER = 0.2  # engines that died together shall not start together
 WAIT_S = 30.0  # a WAIT remedy's pause at least: memory and other programs need that long to settle
+# How often a WAIT remedy may be tried within the window. Who holds a GPU's memory, or measures it at the same time, may
+# be done in some minutes; memory that the host lacks and shared memory that is full are not given back by waiting.
+WAITS = {"gpu-memory-taken": 5, "gpu-memory-leaked": 2, "start-contention": 5, "gpu-lost": 3, "nvlink-fault": 3}
 KEPT = 64  # deaths kept of each engine, whatever the window
 
 
@@ -49,6 +55,7 @@ class Record:
     drop: str = ""
     cause: str = ""
     reason: str = ""
+    ladder: Ladder = field(default_factory=Ladder)
 
     def within(self, window_s: float, now: float) -> tuple[Death, ...]:
         """The deaths that still count."""
@@ -61,8 +68,8 @@ class Record:
 
 def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, now: float, jitter: float) -> Record:
     """A death enters the record, with the restart or the hold that follows from it. `jitter` is 0..1."""
-    deaths = (*record.within(limits.window, now), replace(death, at=min(now, death.at)))[-KEPT:]
-    kept = replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason, wanted="", not_before=None)
+    kept = replace(counted(record, death, failure, limits, now=now), wanted="", not_before=None)
+    deaths = kept.within(limits.window, now)
     hold = _hold(deaths, failure, limits)
     if hold:
         return replace(kept, hold=hold)
@@ -74,7 +81,8 @@ def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, 
 
 def counted(record: Record, death: Death, failure: Failure, limits: Restart, *, now: float) -> Record:
     """A death that nothing follows from: the run was to be replaced anyway, or has been replaced already."""
-    deaths = (*record.within(limits.window, now), replace(death, at=min(now, death.at)))[-KEPT:]
+    remembered = record.within(max(limits.window, REPEAT_S, HANG_S), now)
+    deaths = (*remembered, replace(death, at=min(now, death.at)))[-KEPT:]
     return replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason)
 
 
@@ -88,8 +96,10 @@ def _hold(deaths: tuple[Death, ...], failure: Failure, limits: Restart) -> str:
             f"it died {len(deaths)} times within {window} and the budget is {limits.budget} restarts; "
             f"last: {failure.reason}"
         )
-    if failure.remedy is Remedy.WAIT and sum(1 for death in deaths if death.cause == failure.cause) > 1:
-        return f"the second time within {window}: {failure.reason}"
+    waits = sum(1 for death in deaths if death.cause == failure.cause)
+    if failure.remedy is Remedy.WAIT and waits > WAITS.get(failure.cause, 1):
+        times = "the second time" if waits == 2 else f"{waits} times"
+        return f"{times} within {window}: {failure.reason}"
     return ""
 
 
@@ -113,9 +123,9 @@ def asked(record: Record, why: str, over: str) -> Record:
     return replace(record, wanted=why, over=over, not_before=None, drop="")
 
 
-def forgiven(why: str, over: str) -> Record:
-    """A resumed engine begins with a clean record."""
-    return Record(wanted=why, over=over)
+def forgiven(record: Record, why: str, over: str) -> Record:
+    """A resumed engine begins with a clean record; what is known to help it to start is kept."""
+    return Record(wanted=why, over=over, ladder=record.ladder)
 
 
 def fulfilled(record: Record) -> Record:

@@ -150,7 +150,8 @@ class Control:
             if op == "hold":
                 daemon.hold(instance, orders.BY_OPERATOR, str(request.get("reason") or "by the operator"))
             elif op == "resume":
-                daemon.save({**daemon.ledger.records, instance: orders.resumed(seen, "resumed by the operator")})
+                resumed = orders.resumed(record, seen, "resumed by the operator")
+                daemon.save({**daemon.ledger.records, instance: resumed})
                 daemon.release(instance)
                 self._tell("engine-resumed", f"{instance}: resumed by the operator", instance)
             else:

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from appliance import clock, names
 from appliance.config import source
-from appliance.config.model import Supervisor
+from appliance.config.model import Config, Supervisor
 from appliance.host import files, notify
 from appliance.host.journal import ERR, NOTICE, WARNING, Journal, message_id
 from appliance.host.places import Places
 from appliance.policy.causes import CAUSES, Remedy
+from appliance.policy.deaths import remembered
+from appliance.policy.ladder import Ladder
 from appliance.policy.reconcile import (
     Action,
     Desired,
@@ -30,11 +32,11 @@ from appliance.policy.reconcile import (
     UnitState,
     Verb,
     plan,
-    remembered,
 )
 from appliance.policy.restart import Record, due_in_s
 
 from . import ledger as ledgers
+from . import rungs
 from .act import Hand, Refusal
 from .fleet import Fleet, observed_only
 from .observe import Observation, desired_of, observe, read_holds
@@ -63,11 +65,17 @@ class Daemon:
         self._acted: dict[str, tuple[float, UnitState, str]] = {}  # last request: instant, and what was seen then
         self._read_at = clock.monotonic()
         self._faults: dict[str, str] = {}  # what was told already, by subject
+        self._draining: dict[str, float] = {}  # since when each engine is shown as draining
 
     @property
     def settings(self) -> Supervisor:
         """`[supervisor]` as in force."""
         return self.effective.config.supervisor if self.effective.config is not None else Supervisor()
+
+    @property
+    def drain_s(self) -> float:
+        """How long an engine's open calls are waited for before a restart."""
+        return (self.effective.config or Config()).gateway.timeouts.drain
 
     def read_config(self) -> None:
         """Read the configuration again; an invalid file leaves what is in force, and is told once."""
@@ -157,6 +165,9 @@ class Daemon:
     def _remember(self) -> None:
         """Deaths and fulfilled wishes enter the ledger; load times too."""
         now, limits = clock.wall(), self.settings.restart
+        acts = self.settings.mode == "act"
+        if not acts:
+            limits = replace(limits, oom_ladder=False)  # nothing would carry out its steps
         records, ledger = dict(self.ledger.records), self.ledger
         for desired in self.desired:
             instance = desired.instance
@@ -164,6 +175,7 @@ class Daemon:
             records[instance], cause = remembered(seen, record, limits, now=now, jitter=random.random())
             if cause:
                 self._tell_death(instance, records[instance])
+            self._tell_ladder(instance, record.ladder, records[instance].ladder)
         wanted = {desired.instance for desired in self.desired}
         for instance in set(records) - wanted:
             gone = Seen() if self.observation.fault else Seen(unit=UnitState.DOWN)
@@ -177,11 +189,26 @@ class Daemon:
         if ledger != self.ledger:
             ledgers.write(self.places.under_state(names.RESTART_LEDGER), ledger)
             self.ledger = ledger
+        if acts:
+            rungs.write(self.places, self.ledger.records)
+
+    def _tell_ladder(self, instance: str, before: Ladder, after: Ladder) -> None:
+        """A rung more is told with the death that led to it; this is the way up."""
+        if len(after.rungs) >= len(before.rungs):
+            return
+        left = f"; what stays changed: {after.told}" if after.rungs else ""
+        if after.dropped is not None:
+            text = f"{instance}: its next start does without {after.dropped.told}, after long service without trouble"
+        else:
+            text = f"{instance}: its configuration changed, and what was changed about its starts is forgotten"
+        event = "engine-changed"
+        self.journal.log(NOTICE, text + left, MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance)
 
     def _tell_death(self, instance: str, record: Record) -> None:
         cause = CAUSES[record.cause]
-        restarts = cause.remedy in (Remedy.RESTART, Remedy.WAIT)  # the advice says so, and a hold has a line of its own
-        advice = "" if record.hold and restarts else f". {cause.advice}"
+        restarts = cause.remedy in (Remedy.RESTART, Remedy.WAIT)
+        # The advice says what follows as a rule; where something else does, the reason or the hold's own line says it.
+        advice = f". {cause.advice}" if restarts != bool(record.hold) else ""
         text = f"{instance}: {record.cause}: {record.reason.rstrip('.')}{advice}"
         self.journal.log(
             ERR,
@@ -204,7 +231,7 @@ class Daemon:
                 recent[instance] = now - at
         if "" in recent:
             recent[""] = 0.0 if recent[""] < RUNTIME_PAUSE_S else recent[""]
-        return plan(
+        made = plan(
             Situation(
                 desired=self.desired,
                 seen=self.observation.seen,
@@ -214,8 +241,13 @@ class Daemon:
                 limits=self.settings.restart,
                 now=clock.wall(),
                 recent=recent,
+                draining={instance: now - since for instance, since in self._draining.items()},
+                drain_s=self.drain_s,
             )
         )
+        drain = [instance for instance, view in made.views.items() if view.state == "draining"]
+        self._draining = {instance: self._draining.get(instance, now) for instance in drain}
+        return made
 
     def _show(self, made: Plan) -> None:
         now, window = clock.wall(), self.settings.restart.window

@@ -23,6 +23,7 @@ _EVENTS = {
     "waiting": ("engine-waiting", INFO),
     "starting": ("engine-starting", INFO),
     "serving": ("engine-serving", NOTICE),
+    "draining": ("engine-draining", NOTICE),
     "restarting": ("engine-restarting", WARNING),
     "held": ("engine-held", ERR),
     "failed": ("engine-failed", ERR),
@@ -52,6 +53,7 @@ class Entry:
             "restarts": self.restarts,
             "load_s": self.load_s,
             "not_before": view.not_before,
+            "changed": view.changed,
         }
 
 
@@ -151,8 +153,10 @@ def _remembered(value: Mapping[str, object] | None) -> dict[str, Entry]:
     for instance, entry in engines.items() if isinstance(engines, dict) else ():
         if names.INSTANCE.fullmatch(str(instance)) and isinstance(entry, dict) and entry.get("state") in _EVENTS:
             since = entry.get("since")
-            reason, cause, coming = (str(entry.get(key) or "") for key in ("reason", "cause", "next"))
-            view = View(str(entry["state"]), reason, cause, coming)
+            reason, cause, coming, changed = (
+                str(entry.get(key) or "") for key in ("reason", "cause", "next", "changed")
+            )
+            view = View(str(entry["state"]), reason, cause, coming, changed=changed)
             entries[str(instance)] = Entry(view, float(since) if isinstance(since, (int, float)) else 0.0)
     return entries
 

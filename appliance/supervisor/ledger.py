@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from appliance.host import files
+from appliance.policy.ladder import Ladder, Place, Rung
 from appliance.policy.restart import Death, Record
 
 LOADS_KEPT = 128
@@ -54,12 +55,20 @@ def write(path: str, ledger: Ledger) -> None:
 def _record(entry: object) -> Record:
     if not isinstance(entry, dict):
         return Record()
-    deaths = entry.get("deaths")
-    not_before = entry.get("not_before")
+    deaths, not_before = entry.get("deaths"), entry.get("not_before")
+    wanted, over, hold, drop, cause, reason = (
+        str(entry.get(key) or "") for key in ("wanted", "over", "hold", "drop", "cause", "reason")
+    )
     return Record(
         deaths=tuple(death for death in map(_death, deaths if isinstance(deaths, list) else ()) if death is not None),
         not_before=float(not_before) if isinstance(not_before, (int, float)) else None,
-        **{key: str(entry.get(key) or "") for key in ("wanted", "over", "hold", "drop", "cause", "reason")},
+        ladder=_ladder(entry.get("ladder")),
+        wanted=wanted,
+        over=over,
+        hold=hold,
+        drop=drop,
+        cause=cause,
+        reason=reason,
     )
 
 
@@ -68,4 +77,38 @@ def _death(entry: object) -> Death | None:
         return None
     return Death(
         float(entry["at"]), str(entry.get("key", "")), str(entry.get("cause", "")), str(entry.get("start", ""))
+    )
+
+
+def _ladder(entry: object) -> Ladder:
+    if not isinstance(entry, dict):
+        return Ladder()
+    place, rungs, trials = entry.get("place"), entry.get("rungs"), entry.get("trials")
+    gpus = place.get("gpus") if isinstance(place, dict) else None
+    known = [_rung(rung) for rung in (rungs if isinstance(rungs, list) else ())]
+    dropped_at = entry.get("dropped_at")
+    where = Place()
+    if isinstance(place, dict):
+        listed = tuple(map(str, gpus)) if isinstance(gpus, list) else ()
+        where = Place(str(place.get("digest") or ""), str(place.get("runtime") or ""), listed)
+    return Ladder(
+        where,
+        tuple(rung for rung in known if rung is not None),
+        _rung(entry.get("dropped")),
+        float(dropped_at) if isinstance(dropped_at, (int, float)) else 0.0,
+        trials if isinstance(trials, int) else 0,
+    )
+
+
+def _rung(entry: object) -> Rung | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("at"), (int, float)):
+        return None
+    flags, env = entry.get("flags"), entry.get("env")
+    return Rung(
+        str(entry.get("cause") or ""),
+        str(entry.get("told") or ""),
+        float(entry["at"]),
+        dict(flags) if isinstance(flags, dict) else {},
+        {str(key): str(value) for key, value in env.items()} if isinstance(env, dict) else {},
+        entry.get("caches") is True,
     )

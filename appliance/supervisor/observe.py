@@ -18,7 +18,8 @@ from appliance.errors import ApplianceError
 from appliance.host import files, systemd
 from appliance.host.places import Places
 from appliance.policy.failure import Exit, Verdict
-from appliance.policy.reconcile import ANY_GPU, Desired, Readiness, Seen, UnitState
+from appliance.policy.ladder import Facts, Place
+from appliance.policy.reconcile import ANY_GPU, Desired, Readiness, Seen, UnitState, share
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.units.render import engine_digest
 
@@ -72,7 +73,8 @@ async def observe(config: Config | None, desired: Sequence[Desired], places: Pla
             continue
         state = files.read_json(names.engine_state(instance, places.run)) or {}
         verdict = files.read_json(names.engine_verdict(instance, places.run)) or {}
-        seen[instance] = seen_of(unit, state, verdict, now=now, monotonic=monotonic)
+        facts = _facts(instance, state, desired)
+        seen[instance] = seen_of(unit, state, verdict, facts, now=now, monotonic=monotonic)
         groups[instance] = unit.control_group
         load = _load(state)
         if seen[instance].unit is UnitState.UP and load is not None:
@@ -99,7 +101,13 @@ def unit_state(unit: systemd.Unit) -> UnitState:
 
 
 def seen_of(
-    unit: systemd.Unit, state: Mapping[str, object], verdict: Mapping[str, object], *, now: float, monotonic: float
+    unit: systemd.Unit,
+    state: Mapping[str, object],
+    verdict: Mapping[str, object],
+    facts: Facts,
+    *,
+    now: float,
+    monotonic: float,
 ) -> Seen:
     """One unit with what its launcher wrote, as policies see it."""
     kind = unit_state(unit)
@@ -121,6 +129,21 @@ def seen_of(
         phase=phase,
         message=message,
         digest=digest if isinstance(digest, str) and digest else UNKNOWN,
+        ready=float(ready) if isinstance(ready := state.get("ready"), (int, float)) else UNKNOWN,
+        facts=facts,
+    )
+
+
+def _facts(instance: str, state: Mapping[str, object], desired: Sequence[Desired]) -> Facts:
+    """What the launcher says that it started vLLM with."""
+    own = next((d for d in desired if d.instance == instance), None)
+    gpus, flags = state.get("gpus"), state.get("flags")
+    digest, runtime = (str(state.get(key) or "") for key in ("digest", "runtime"))
+    return Facts(
+        place=Place(digest, runtime, tuple(map(str, gpus)) if isinstance(gpus, list) else ()),
+        flags=flags if isinstance(flags, dict) else {},
+        cuda=state.get("cuda") is True,
+        neighbours=own is not None and any(share(own.gpus, d.gpus) for d in desired if d.instance != instance),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from appliance import names
@@ -50,13 +50,25 @@ KEPT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What one start does differently from its configuration: flags and environment over the operator's."""
+
+    flags: Mapping[str, object] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What to run. `directories` must exist before, for the engine's user alone; `env` is laid over the launcher's."""
+    """What to run. `directories` must exist before, for the engine's user alone; `env` is laid over the launcher's.
+
+    `flags` are the flags of `argv` in vLLM's own names.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
     socket: str
     directories: tuple[str, ...]
+    flags: Mapping[str, object] = field(default_factory=dict)
 
 
 def launch_plan(
@@ -70,6 +82,7 @@ def launch_plan(
     cache: str = names.CACHE,
     cores: Sequence[int] = (),
     gpus: Sequence[str] = (),
+    change: Change = Change(),
 ) -> LaunchPlan:
     """The start of one instance. KeyError when the configuration has no such instance.
 
@@ -81,7 +94,7 @@ def launch_plan(
         raise KeyError(instance)
     socket = names.engine_socket(instance, run)
     inner = _inner_sockets(instance, run)
-    flags = _flags(engine, device, gpus)
+    flags = _flags(engine, device, gpus) | dict(change.flags)
     argv = (
         f"{runtime}/bin/vllm",
         "serve",
@@ -92,8 +105,8 @@ def launch_plan(
     )
     env = _environment(f"{cache}/{instance}", runtime, inner)
     env |= _cuda(gpus) if device == "cuda" else _cpu(config, instance, flags, tuple(cores) or tuple(range(cpus)))
-    env |= {key: value for key, value in engine.env.items() if key not in KEPT}
-    return LaunchPlan(argv, env, socket, (f"{cache}/{instance}", inner))
+    env |= {key: value for key, value in {**engine.env, **change.env}.items() if key not in KEPT}
+    return LaunchPlan(argv, env, socket, (f"{cache}/{instance}", inner), flags)
 
 
 def shutdown_s(engine: Engine) -> float:

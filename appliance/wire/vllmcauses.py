@@ -29,6 +29,7 @@ class Cause(NamedTuple):
     message: str
     remedy: str
     line: int
+    hint: str = ""  # `compile-cache`: what one cause among several of its word would need
 
 
 _QUOTED = ("    ", '  File "')
@@ -73,7 +74,7 @@ def _told(lines: Sequence[Line], served: bool, index: int, signature: Signature,
     if "{3}" in remedy and not groups[3]:
         remedy = "lower max_model_len, or give the KV cache more memory"
     message = signature.message.format(*groups, **extra).strip()
-    return Cause(cause, message, remedy.format(*groups), index)
+    return Cause(cause, message, remedy.format(*groups), index, signature.hint)
 
 
 Refined = tuple[str, dict[str, str]]

@@ -18,9 +18,12 @@ class Signature(NamedTuple):
     pattern: re.Pattern[str]
     message: str
     remedy: str
+    hint: str = ""
 
 
 _FEWER_GPU_BYTES = "lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens"
+_CACHE_BROKEN = "the compile cache is broken"
+_HINTS = {_CACHE_BROKEN: "compile-cache"}  # what a word that says little would need
 _COMPILER = "install gcc, g++ and python3-dev"
 _FETCH = "llm-appliance models list shows what is here; llm-appliance models pull fetches a model"
 _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
@@ -81,6 +84,27 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
         r"(?:requires you to execute the \w+ file|contains custom code which must be|trust_remote_code=True)",
         "the model brings code of its own",
         "read that code, then set trust_remote_code = true in [engine.vllm]",
+    ),
+    (
+        0,
+        "config-error",
+        r"DP adjusted local rank (\d+) is out of bounds for (\d+) devices",
+        "the engine wants more GPUs than the {1} that are visible",
+        "correct gpus and the parallel sizes, or find out why a GPU is missing",
+    ),
+    (
+        0,
+        "config-error",
+        r"(?:NVMLError_NotFound|invalid literal for int\(\) with base 10: '((?:MIG|GPU)-[^']*))",
+        "no GPU has the name {0}",
+        "write whole UUIDs as nvidia-smi -L shows them, or numbers",
+    ),
+    (
+        0,
+        "config-error",
+        r"no kernel image is available for execution",
+        "this vLLM has no program for this GPU",
+        "the GPU is too old for this build: llm-appliance runtime list",
     ),
     (
         0,
@@ -167,6 +191,13 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     ),
     (
         0,
+        "shm-removed",
+        r"FileNotFoundError: .*No such file or directory: '/?(?:dev/shm/)?(?:psm_|nccl-|sem\.|vllm_)",
+        "shared memory of the engine was removed",
+        "look for a job that cleans /dev/shm, and for RemoveIPC=",
+    ),
+    (
+        0,
         "disk-full",
         r"\[Errno 28\] No space left on device(?:: '?([^'\n]*))?",
         "the disk is full {0}",
@@ -175,11 +206,25 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (
         0,
         "driver-mismatch",
-        r"(?:Driver/library version mismatch|driver on your system is too old)",
+        r"(?:Driver/library version mismatch|driver on your system is too old|unsupported display driver"
+        r"|forward compatibility was attempted on non supported HW)",
         "the NVIDIA driver does not fit its library or this CUDA",
         "reboot after a driver upgrade, or install a newer driver",
     ),
-    (0, "gpu-lost", r"(?:No CUDA GPUs are available|GPU is lost)", "no GPU can be reached", "nvidia-smi; dmesg"),
+    (
+        0,
+        "gpu-lost",
+        r"(?:No CUDA GPUs are available|GPU is lost|CUDA unknown error)",
+        "no GPU can be reached",
+        "nvidia-smi and dmesg; device nodes that are missing come with nvidia-modprobe -u -c=0",
+    ),
+    (
+        0,
+        "nvlink-fault",
+        r"system not yet initialized",
+        "the GPUs' links are not set up",
+        "systemctl status nvidia-fabricmanager: it must run, in the driver's version",
+    ),
     # memory
     (
         0,
@@ -231,7 +276,7 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
         0,
         "cuda-fault",
         r"CUDA error: (an illegal memory access was encountered|device-side assert triggered"
-        r"|unspecified launch failure|misaligned address)",
+        r"|unspecified launch failure|misaligned address|CUBLAS_STATUS_EXECUTION_FAILED)",
         "the GPU stopped: {0}",
         "when it comes again with other requests, look for Xid lines in the kernel log",
     ),
@@ -268,8 +313,39 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
         1,
         "start-failed",
         r"vLLM failed to compile the model",
-        "the compile cache is broken",
+        _CACHE_BROKEN,
         "remove the engine's directory below the cache directory",
+    ),
+    (
+        1,
+        "start-failed",
+        r"getpwuid\(\): uid not found",
+        "the engine's user is not in the user database",
+        "getent passwd llm-engine",
+    ),
+    (
+        1,
+        "start-failed",
+        r"could not create a primitive",
+        "the unit's sandbox forbids what a CPU kernel needs",
+        "a drop-in with MemoryDenyWriteExecute= does that",
+    ),
+    (
+        1,
+        "engine-exception",
+        r"\[Errno 24\] Too many open files",
+        "too many open files",
+        "raise LimitNOFILE= of the unit",
+    ),
+    (1, "toolchain-missing", r"ninja: build stopped", "a kernel could not be compiled", _COMPILER),
+    (1, "config-error", r"Model architectures? .* failed to be inspected", "vLLM could not look into the model", ""),
+    (1, "shm-full", r"^(?:Fatal Python error: )?Bus error", "a process was ended by SIGBUS: /dev/shm is full", ""),
+    (
+        1,
+        "nvlink-fault",
+        r"(?:NVLS|NVLink|NVSwitch)\b.*(?:[Ee]rror|[Ff]ail)",
+        "NCCL met an error of the GPUs' links",
+        "look for Xid 74 and SXid lines in the kernel log",
     ),
     (1, "cuda-fault", r"CUDA error: (.+)", "the GPU stopped: {0}", "look for Xid lines in the kernel log"),
     (1, "config-error", r"^\s*Value error, (.+?)(?: \[type=.*)?$", "vLLM refuses its configuration: {0}", ""),
@@ -291,5 +367,6 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (2, "engine-died", r"engine core exited unexpectedly", "the engine core is gone", ""),
 )
 SIGNATURES: tuple[Signature, ...] = tuple(
-    Signature(rank, cause, re.compile(pattern), message, remedy) for rank, cause, pattern, message, remedy in _ROWS
+    Signature(rank, cause, re.compile(pattern), message, remedy, _HINTS.get(message, ""))
+    for rank, cause, pattern, message, remedy in _ROWS
 )

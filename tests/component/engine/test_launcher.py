@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -26,6 +27,12 @@ def serving(stage: Stage, script: str = "", **limits: float) -> dict[str, int]:
     return stage.pids()
 
 
+def stop(stage: Stage) -> None:
+    assert stage.process is not None
+    stage.process.terminate()
+    assert stage.ended() == 0
+
+
 def nothing_left(stage: Stage, pids: dict[str, int]) -> None:
     assert {name: pid for name, pid in pids.items() if alive(pid)} == {}
     assert not (stage.directory / "vllm.sock").exists()
@@ -38,7 +45,9 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
     assert state | {"start": "", "digest": "", "since": 0, "pid": 0} == {
         "v": 1, "engine": "chat", "start": "", "pid": 0, "phase": "serving", "message": "serving smollm2-135m",
         "since": 0, "started": state["started"], "ready": state["ready"], "digest": "",
-        "model": "builtin:smollm2-135m", "served": ["smollm2-135m"],
+        "model": "builtin:smollm2-135m", "served": ["smollm2-135m"], "runtime": "runtime", "gpus": [], "cuda": False,
+        "flags": {"enforce_eager": True, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 512 << 20},
+        "changed": "",
     }  # fmt: skip
     assert state["started"] < state["ready"]
     assert state["pid"] == stage.pids()["api"]
@@ -52,6 +61,23 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
     assert [message.get("READY") for message in messages][-1] == "1"
     assert sum("READY" in message for message in messages) == 1
     assert any("EXTEND_TIMEOUT_USEC" in message for message in messages)
+
+
+def test_a_rung_changes_the_start_that_it_was_made_for(stage: Stage) -> None:
+    stage.configure(vllm="max_num_seqs = 64")
+    stage.start()
+    state = stage.until("serving")
+    stop(stage)
+    rung = {"v": 1, "digest": state["digest"], "runtime": "runtime", "gpus": [], "flags": {"max_num_seqs": 32},
+            "env": {"NCCL_DEBUG": "INFO"}, "caches": "", "told": "max_num_seqs 64 -> 32"}  # fmt: skip
+    for digest, sequences, told in ((state["digest"], "32", rung["told"]), ("another", "64", "")):
+        (stage.directory / "rung.json").write_text(json.dumps(rung | {"digest": digest}))
+        stage.start()
+        state = stage.until("serving")
+        argv = stage.read_list("argv")
+        assert argv[argv.index("--max-num-seqs") + 1] == sequences
+        assert (state["changed"], state["flags"]["max_num_seqs"]) == (told, int(sequences))
+        stop(stage)
 
 
 def test_vllm_gets_its_arguments_and_no_business_of_ours(stage: Stage) -> None:
@@ -150,7 +176,7 @@ def test_stopped_orphans_are_killed_at_once(stage: Stage) -> None:
         ("unknown-argument", 2, 78, "config-error"),
         ("no-such-model", 1, 78, "model-not-found"),
         ("broken-weights", 1, 78, "model-unreadable"),
-        ("kv-too-small", 1, 72, "kv-too-small"),
+        ("kv-too-small", 1, 78, "kv-too-small"),
         ("worker-killed-at-start", 1, 72, "worker-died"),
         ("healthy", 0, 72, "start-failed"),
     ],

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from appliance.cli.main import main
+from appliance.config import source
+from appliance.units.render import engine_digest
 
 BAD = '[gateway]\nlisen = ["127.0.0.1:1"]\n[[engine]]\nreplicas = 0\n'
 GOOD = """[supervisor.hang]
@@ -50,6 +52,23 @@ def test_check_of_a_good_file_with_warnings_is_good(config: Path, capsys: pytest
     status, out, _ = run(capsys, "check", config)
     assert status == 0
     assert out.splitlines()[-1] == f"{config}: good, 1 engine, 1 warning"
+
+
+def test_check_tells_what_the_supervisor_changes(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLM_APPLIANCE_STATE", str(tmp_path))
+    config.write_text("[[engine]]\nreplicas = 2\n[engine.vllm]\nmax_num_seqs = 64\n")
+    loaded = source.load(str(config)).config
+    assert loaded is not None
+    (tmp_path / "supervisor/rungs").mkdir(parents=True)
+    for instance, digest in (("default", engine_digest(loaded, "default")), ("default-2", "another")):
+        rung = {"v": 1, "digest": digest, "told": "max_num_seqs 64 -> 32 (cuda-oom-warmup)"}
+        (tmp_path / f"supervisor/rungs/{instance}.json").write_text(json.dumps(rung))
+    status, out, _ = run(capsys, "check", config)
+    assert status == 0
+    assert "default does not run as it is written; it is started with: max_num_seqs 64 -> 32 (cuda-oom-warmup)" in out
+    assert f"{config}:3: engine.vllm" in out and "default-2" not in out
 
 
 def test_check_of_a_missing_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

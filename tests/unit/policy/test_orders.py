@@ -63,4 +63,4 @@ def test_an_engine_that_the_file_leaves_out_is_stopped_and_comes_back() -> None:
 def test_a_restart_keeps_the_past_and_a_resume_forgets_it() -> None:
     seen = Seen(UnitState.UP, "r1")
     assert restarted(DEATHS, seen, "asked") == Record(deaths=DEATHS.deaths, wanted="asked", over="r1")
-    assert resumed(seen, "resumed") == Record(wanted="resumed", over="r1")
+    assert resumed(Record(cause="engine-died"), seen, "resumed") == Record(wanted="resumed", over="r1")

@@ -7,12 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config.model import Restart
-from appliance.policy.failure import EXITED, Exit, Verdict
+from appliance.policy.deaths import remembered
+from appliance.policy.failure import EXITED, Exit
+from appliance.policy.ladder import Ladder, Rung
 from appliance.policy.reconcile import (
     ANY_GPU,
     RUNNING,
     Action,
     Desired,
+    Memory,
     Plan,
     Readiness,
     Seen,
@@ -20,9 +23,9 @@ from appliance.policy.reconcile import (
     UnitState,
     Verb,
     plan,
-    remembered,
 )
-from appliance.policy.restart import Death, Record
+from appliance.policy.restart import Record
+from appliance.quantity import UNKNOWN, Maybe
 
 LIMITS = Restart(budget=2, backoff=5.0, backoff_max=300.0)
 NOW = 10_000.0
@@ -164,6 +167,80 @@ def test_replicas_are_restarted_one_after_the_other() -> None:
     assert steps(made) == [("restart", "chat-2")]
 
 
+TWO = [engine("chat", "0", of="chat"), engine("chat-2", "1", of="chat")]
+WISH = Record(wanted="its configuration changed", over="r1")
+
+
+@pytest.mark.parametrize(
+    ("inflight", "draining", "state"),
+    [
+        (UNKNOWN, {}, "restarting"),  # no gateway
+        ({"chat": 3}, {}, "draining"),
+        ({"chat": 0}, {}, "draining"),  # the gateway has not read yet that it drains
+        ({"chat": 0}, {"chat": 2.0}, "draining"),
+        ({"chat": 0}, {"chat": 3.0}, "restarting"),
+        ({"chat": 3}, {"chat": 3.0}, "draining"),
+        ({"chat": UNKNOWN}, {"chat": 59.0}, "draining"),
+        ({}, {"chat": 59.0}, "draining"),
+        ({"chat": 3}, {"chat": 60.0}, "restarting"),
+        ({}, {"chat": 60.0}, "restarting"),
+    ],
+)
+def test_an_engine_drains_before_a_voluntary_restart(
+    inflight: Maybe[dict[str, Maybe[int]]], draining: dict[str, float], state: str
+) -> None:
+    seen = {"chat": up(), "chat-2": up()}
+    records = {"chat": WISH, "chat-2": WISH}
+    made = plan(situation(TWO, seen, records=records, inflight=inflight, draining=draining))
+    assert made.views["chat"].state == state
+    assert made.views["chat-2"].state == "serving"  # never both
+    assert steps(made) == ([("restart", "chat")] if state == "restarting" else [])
+
+
+def test_the_one_that_drains_goes_on_when_another_is_to_be_restarted_as_well() -> None:
+    seen = {"chat": up(), "chat-2": up()}
+    records = {"chat": WISH, "chat-2": WISH}
+    made = plan(situation(TWO, seen, records=records, inflight={"chat": 1, "chat-2": 1}, draining={"chat-2": 9.0}))
+    assert (made.views["chat"].state, made.views["chat-2"].state) == ("serving", "draining")
+
+
+@pytest.mark.parametrize("other", [Seen(UnitState.DOWN, "r1"), None])
+def test_without_another_replica_nothing_is_won_by_draining(other: Seen | None) -> None:
+    seen = {"chat": up()} | ({"chat-2": other} if other is not None else {})
+    desired = TWO if other is not None else TWO[:1]
+    made = plan(situation(desired, seen, records={"chat": WISH}, inflight={"chat": 3}))
+    assert steps(made) == [("restart", "chat")]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory", "starts"),
+    [
+        ("GPU-1", {}, True),  # nobody knows
+        ("GPU-1", {"GPU-1": Memory()}, True),
+        ("GPU-1", {"GPU-1": Memory(70_000.0, 10.0)}, True),
+        ("GPU-1", {"GPU-1": Memory(70_000.0, 9.0)}, False),
+        ("GPU-1", {"GPU-1": Memory(UNKNOWN, 0.0, 119.0)}, False),
+        ("GPU-1", {"GPU-1": Memory(70_000.0, 0.0, 120.0)}, True),  # it never settles
+        ("GPU-1", {"GPU-2": Memory(70_000.0, 0.0)}, True),
+        (ANY_GPU, {"GPU-2": Memory(70_000.0, 0.0)}, False),
+        ("", {"GPU-2": Memory(70_000.0, 0.0)}, True),  # on the CPU
+    ],
+)
+def test_a_start_waits_until_the_memory_of_its_gpus_is_settled(
+    gpus: str, memory: dict[str, Memory], starts: bool
+) -> None:
+    made = plan(situation([engine("chat", gpus)], {"chat": Seen(UnitState.DOWN)}, memory=memory))
+    assert bool(made.actions) is starts
+    if not starts:
+        assert "still changes" in made.views["chat"].reason
+
+
+def test_what_is_changed_is_shown() -> None:
+    rung = Rung("kv-none", "gpu_memory_utilization 0.92 -> 0.95", NOW)
+    made = plan(situation([engine("chat")], {"chat": up()}, records={"chat": Record(ladder=Ladder(rungs=(rung,)))}))
+    assert made.views["chat"].changed == "gpu_memory_utilization 0.92 -> 0.95 (kv-none)"
+
+
 def test_a_request_is_not_repeated_at_once() -> None:
     seen = {"chat": Seen(UnitState.DOWN)}
     assert steps(plan(situation([engine("chat")], seen, recent={"chat": 1.0}))) == []
@@ -209,67 +286,6 @@ def test_leftovers_stop_only_by_order() -> None:
     assert made.actions == (Action(Verb.STOP, "old", "gone from the file"),)
     down = {"chat": up(), "old": Seen(UnitState.DOWN, "r1")}
     assert "old" not in plan(situation([engine("chat")], down)).views
-
-
-def look(seen: Seen, record: Record = Record(), now: float = NOW) -> tuple[Record, str]:  # noqa: B008 (frozen)
-    return remembered(seen, record, LIMITS, now=now, jitter=0.0)
-
-
-@pytest.mark.parametrize("unit", [UnitState.FAILED, UnitState.NET])
-def test_a_death_is_entered_once(unit: UnitState) -> None:
-    seen = Seen(unit, "r1", age_s=3.0, end=DIED)
-    record, cause = look(seen)
-    assert cause == "engine-died"
-    assert record.deaths == (Death(NOW - 3.0, "r1", "engine-died"),)
-    assert record.not_before == NOW + 5.0
-    assert look(seen, record, NOW + 2) == (record, "")
-
-
-def test_a_run_that_begins_fulfils_the_wish() -> None:
-    record, _ = look(Seen(UnitState.NET, "r1", end=DIED))
-    assert look(Seen(UnitState.STARTING, "r1"), record)[0].wanted
-    assert look(Seen(UnitState.STARTING, "r2"), record)[0].wanted == ""
-    assert look(Seen(UnitState.UP, "r2"), record)[0].deaths == record.deaths
-
-
-def test_a_wish_stands_when_the_run_that_it_replaces_dies() -> None:
-    """An applied change is not lost to the death of the old run, whatever that death would have led to."""
-    wish = Record(wanted="its configuration changed", over="r1")
-    for status in (71, 78):
-        record, cause = look(Seen(UnitState.FAILED, "r1", end=Exit("exit-code", EXITED, status)), wish)
-        assert (record.wanted, record.hold, record.not_before, len(record.deaths)) == (wish.wanted, "", None, 1)
-        assert cause
-
-
-def test_a_death_that_the_net_mended_counts() -> None:
-    verdict = Verdict("worker-died", "gone", "serving")
-    seen = replace(up("r2"), verdict=verdict, verdict_start="s1", verdict_at=NOW - 40)
-    record, cause = look(seen)
-    assert (cause, len(record.deaths), record.wanted) == ("worker-died", 1, "")
-    assert look(seen, record) == (record, "")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"verdict": Verdict("engine-died", requested=True)},
-        {"verdict_at": NOW - 2 * LIMITS.window},
-        {"verdict_start": ""},
-        {"verdict_start": "r2"},
-        {"verdict": None},
-    ],
-    ids=["it was asked for", "too long ago", "no run named", "the present run", "no verdict"],
-)
-def test_other_verdicts_do_not_count(change: dict[str, object]) -> None:
-    seen = replace(up("r2"), verdict=Verdict("worker-died"), verdict_start="s1", verdict_at=NOW - 40)
-    assert look(replace(seen, **change)) == (Record(), "")  # type: ignore[arg-type]
-
-
-def test_the_same_death_by_both_names_is_one() -> None:
-    verdict = Verdict("worker-died", phase="serving")
-    record, _ = look(Seen(UnitState.NET, "r1", end=DIED, verdict=verdict, verdict_start="s1", verdict_at=NOW))
-    again = replace(up("r2"), verdict=verdict, verdict_start="s1", verdict_at=NOW)
-    assert len(look(again, record)[0].deaths) == 1
 
 
 class World:

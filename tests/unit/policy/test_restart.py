@@ -74,7 +74,7 @@ def test_waiting_remedies_pause_longer_and_are_held_the_second_time() -> None:
 
 
 def test_a_resumed_engine_has_a_clean_record() -> None:
-    assert forgiven("resumed", "run3") == Record(wanted="resumed", over="run3")
+    assert forgiven(died(Record(), 1, 0.0), "resumed", "run3") == Record(wanted="resumed", over="run3")
 
 
 def test_an_order_is_due_at_once() -> None:

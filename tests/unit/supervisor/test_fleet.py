@@ -86,6 +86,7 @@ def test_the_file_outlives_the_supervisor(listener: Listener, tmp_path: Path) ->
         "restarts": 2,
         "load_s": 26.0,
         "not_before": None,
+        "changed": "",
     }
     listener.entries()
     again = Fleet(str(path), listener.journal)

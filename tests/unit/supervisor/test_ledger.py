@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.policy.ladder import Ladder, Place, Rung
 from appliance.policy.restart import Death, Record
 from appliance.supervisor import ledger
 from appliance.supervisor.ledger import LOADS_KEPT, Ledger
@@ -17,6 +18,16 @@ FULL = Record(
     drop="",
     cause="shm-full",
     reason="full",
+    ladder=Ladder(
+        Place("d1", "0.32.0-cuda", ("GPU-1",)),
+        (
+            Rung("kv-none", "more", 3.5, {"gpu_memory_utilization": 0.95}),
+            Rung("start-failed", "caches", 4.5, caches=True),
+        ),
+        Rung("hang-collective", "NCCL_DEBUG=INFO", 5.5, env={"NCCL_DEBUG": "INFO"}),
+        6.5,
+        2,
+    ),
 )
 
 
@@ -29,7 +40,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "nonsense", '{"v": 2}', '{"v": 1}', '{"v": 1, "engines": [], "loads": 3}', '{"v": 1, "engines": {"chat": 3}}'],
+    [
+        "",
+        "nonsense",
+        '{"v": 2}',
+        '{"v": 1}',
+        '{"v": 1, "engines": [], "loads": 3}',
+        '{"v": 1, "engines": {"chat": 3}}',
+        '{"v": 1, "engines": {"chat": {"ladder": {"rungs": [3, {"at": "x"}], "place": 3, "dropped": []}}}}',
+    ],
 )
 def test_a_damaged_ledger_is_an_empty_one(tmp_path: Path, content: str) -> None:
     path = tmp_path / "ledger.json"

@@ -8,6 +8,7 @@ from appliance.config.model import Config, Engine, Runtime
 from appliance.host import files
 from appliance.host.places import Places
 from appliance.host.systemd import Unit
+from appliance.policy.ladder import Facts
 from appliance.policy.reconcile import ANY_GPU, UnitState
 from appliance.quantity import UNKNOWN
 from appliance.supervisor.observe import desired_of, read_holds, readiness_of, seen_of, unit_state
@@ -46,7 +47,7 @@ def test_unit_states(shown: Unit, state: UnitState) -> None:
 
 
 def look(shown: Unit, state: dict[str, object] | None = None, verdict: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
-    return seen_of(shown, state or {}, verdict or {}, now=WALL, monotonic=MONOTONIC)
+    return seen_of(shown, state or {}, verdict or {}, Facts(), now=WALL, monotonic=MONOTONIC)
 
 
 VERDICT: dict[str, object] = {

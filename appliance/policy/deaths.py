@@ -1,0 +1,56 @@
+"""What a look at an engine does to what is remembered of it: deaths enter the record, wishes that came true leave it.
+
+A death may add a rung to the engine's ladder, long quiet service takes the last one off for a trial, and another
+configuration all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from appliance.config.model import Restart
+
+from .failure import Exit, Failure, failure_of
+from .ladder import answered, climbed, kept
+from .reconcile import ENDED, Seen, UnitState
+from .restart import Death, Record, counted, entered, fulfilled
+
+
+def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitter: float) -> tuple[Record, str]:
+    """The record after a look: deaths not entered yet enter it, a wish that came true leaves it.
+
+    The second value names the cause of a death that was entered, empty when there was none.
+    """
+    if seen.unit in ENDED and not record.knows(seen.run):
+        failure = seen.judged or failure_of(seen.end, seen.verdict, seen.evidence)
+        if failure is not None:
+            death = Death(now - seen.age_s, seen.run, failure.cause, seen.verdict_start)
+            if record.wanted and record.over == seen.run and record.not_before is None:  # somebody's wish stands
+                return counted(record, death, failure, limits, now=now), failure.cause
+            facts = replace(seen.facts, hint=seen.verdict.hint if seen.verdict is not None else "")
+            before = [(died.at, died.cause) for died in record.deaths]
+            answer = answered(failure, record.ladder, facts, limits, before=before, now=now)
+            record = replace(record, ladder=answer.ladder)
+            return entered(record, death, answer.failure, limits, now=now, jitter=jitter), failure.cause
+    if seen.unit in (UnitState.STARTING, UnitState.UP):
+        ladder = kept(record.ladder, seen.facts)
+        if seen.unit is UnitState.UP:
+            troubles = [(died.at, died.cause) for died in record.deaths]
+            ladder = climbed(ladder, ready=seen.ready, troubles=troubles, now=now) or ladder
+        record = replace(record, ladder=ladder)
+        if record.wanted and seen.run and seen.run != record.over:
+            record = fulfilled(record)
+        return _unseen_death(seen, record, limits, now=now)
+    return record, ""
+
+
+def _unseen_death(seen: Seen, record: Record, limits: Restart, *, now: float) -> tuple[Record, str]:
+    """A death that systemd's own restart has mended while the supervisor was away: it counts, nothing is due."""
+    verdict, start = seen.verdict, seen.verdict_start
+    if verdict is None or not start or start == seen.run or verdict.requested or record.knows(start):
+        return record, ""
+    failure: Failure | None = failure_of(Exit("exit-code"), verdict)
+    if failure is None or seen.verdict_at is None or seen.verdict_at < now - limits.window:
+        return record, ""
+    death = Death(seen.verdict_at, start, failure.cause, start)
+    return counted(record, death, failure, limits, now=now), failure.cause
