@@ -60,6 +60,11 @@ class Place:
     runtime: str = ""
     gpus: tuple[str, ...] = ()
 
+    @property
+    def known(self) -> bool:
+        """Whether somebody said it: a launcher of an older release does not say all."""
+        return bool(self.digest and self.runtime)
+
 
 @dataclass(frozen=True, slots=True)
 class Rung:
@@ -142,7 +147,7 @@ def answered(
         if failure.cause == "hang-init" and hangs > 1:  # the state of a GPU, no setting: another start hangs as well
             text = f"{failure.reason}; the start after a hang hangs too: reset the GPUs or reboot"
             return Answer(replace(failure, remedy=Remedy.REBOOT, reason=text), standing)
-    if not limits.oom_ladder or not facts.place.digest:
+    if not limits.oom_ladder or not facts.place.known:
         return Answer(failure, standing)
     if standing.dropped is not None and standing.dropped.cause == failure.cause:
         back = replace(standing.dropped, at=now)
@@ -163,7 +168,7 @@ def answered(
 
 def kept(ladder: Ladder, facts: Facts) -> Ladder:
     """The ladder that holds for a start with these facts: an empty one where it was learned for another place."""
-    if not facts.place.digest or ladder.place == facts.place:
+    if not facts.place.known or ladder.place == facts.place:
         return ladder
     return Ladder(facts.place) if ladder.rungs or ladder.dropped is not None else ladder
 

@@ -116,6 +116,11 @@ class Stage:
         self._put(names.engine_state(instance, str(self.run)), state)
         self.systemd.set(unit(instance), ActiveState="active", SubState="running")
 
+    def started_with(self, instance: str = "chat", **more: object) -> None:
+        """The launcher says what it starts vLLM with."""
+        state = {"phase": "loading", "started": time.time(), "ready": None, "digest": self.digest(instance)}
+        self._put(names.engine_state(instance, str(self.run)), state | more)
+
     def die(self, instance: str = "chat", status: int = 71, cause: str = "engine-died", message: str = "gone") -> None:
         """The launcher writes its verdict and ends."""
         verdict: dict[str, object] = {"engine": instance, "start": os.urandom(4).hex(), "at": time.time()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.machine import CHAT, Appliance
@@ -64,6 +66,26 @@ def test_restart(appliance: Appliance) -> None:
     wait_until(lambda: appliance.engine().get("start") != before, 90, "another start")
     appliance.wait_serving("default")
     assert "Paris" in appliance.wait_answer(60)["text"]
+
+
+def test_a_change_of_the_ladder_reaches_the_sandboxed_launcher(appliance: Appliance) -> None:
+    """The supervisor's directory is hidden from engines; the unit's set-up hands the change in."""
+    state = appliance.wait_serving("default")
+    rung = {"v": 1, "digest": state["digest"], "runtime": state["runtime"], "gpus": state["gpus"], "env": {},
+            "caches": "", "flags": {"max_num_seqs": 3}, "told": "max_num_seqs = 3"}  # fmt: skip
+    file = "/var/lib/llm-appliance/supervisor/rungs/default.json"
+    appliance.box.sh("systemctl stop llm-supervisor")  # the one writer of that file
+    try:
+        appliance.box.sh(f"mkdir -m 700 -p $(dirname {file}); echo '{json.dumps(rung)}' > {file}; chmod 600 {file}")
+        appliance.box.sh(f"systemctl restart {UNIT}", timeout=240)
+        changed = appliance.wait_serving("default")
+        assert (changed["changed"], changed["flags"]["max_num_seqs"]) == ("max_num_seqs = 3", 3)
+        assert "--max-num-seqs 3" in appliance.box.sh(f"tr '\\0' ' ' < /proc/{changed['pid']}/cmdline").out
+        assert "it is started with: max_num_seqs = 3" in appliance.cli("check").out
+    finally:
+        appliance.box.sh(f"rm -rf $(dirname {file}); systemctl start llm-supervisor")
+    appliance.cli("restart default", timeout=240)
+    assert appliance.wait_serving("default")["changed"] == ""
 
 
 def test_a_held_engine_stays_down_and_says_so(appliance: Appliance) -> None:

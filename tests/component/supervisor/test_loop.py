@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -44,6 +45,31 @@ def test_what_will_not_get_better_is_held_at_once_with_its_remedy(stage: Stage) 
     wait_until((stage.state / "supervisor/holds/chat").exists, 10, "the hold on disk", 0.02)
     assert stage.starts() == 1
     assert "llm-appliance apply" in stage.journal
+
+
+def test_a_start_that_a_change_can_help_gets_it_and_keeps_it(stage: Stage) -> None:
+    rung = stage.state / "supervisor/rungs/chat.json"
+    stage.start()
+    stage.wait_started(1)
+    stage.started_with(runtime="0.32.0-cuda", gpus=["GPU-1"], cuda=True, flags={"gpu_memory_utilization": 0.9})
+    stage.die(status=78, cause="kv-none", message="no room for a KV cache")
+    stage.wait_started(2)
+    assert stage.systemd.calls[-1] == ["start", unit()]
+    told = json.loads(rung.read_text())
+    assert (told["flags"], told["digest"]) == ({"gpu_memory_utilization": 0.93}, stage.digest())
+    stage.serving()  # its launcher is an older one, which does not say with what
+    changed = "gpu_memory_utilization 0.9 -> 0.93 (kv-none)"
+    assert stage.fleet()["changed"] == changed
+    assert "it starts with a change: gpu_memory_utilization 0.9 -> 0.93" in stage.journal
+    stage.kill()
+    rung.unlink()  # a crash before it was written
+    stage.start()
+    wait_until(rung.exists, 10, "the rung on disk", 0.02)
+    assert stage.fleet()["changed"] == changed
+    stage.started_with(runtime="0.32.0-cuda", gpus=["GPU-1"], cuda=True)
+    stage.die(status=78, cause="kv-none", message="still no room")
+    assert stage.wait_state("held")["reason"].startswith("still no room")
+    assert stage.starts() == 2
 
 
 def test_the_budget_ends_in_a_hold_and_resume_begins_anew(stage: Stage) -> None:

@@ -114,6 +114,8 @@ def test_the_engine_unit_says_what_the_code_relies_on() -> None:
     assert engine["CacheDirectory"] == [f"{names.CACHE.removeprefix('/var/cache/')}/%i"]
     own = f"install -d -m 2750 -o {names.ENGINE_USER} -g {names.GROUP} /proc/1/root{names.engine_directory('%i')}"
     assert engine["ExecStartPre"][0].endswith(own)
+    copied = f"/proc/1/root{names.RUNGS}/%i.json /proc/1/root{names.engine_rung('%i')}"
+    assert engine["ExecStartPre"][1].startswith("-+") and engine["ExecStartPre"][1].endswith(copied)
     assert "Group" not in engine
     assert "SupplementaryGroups" not in engine
 
