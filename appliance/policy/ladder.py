@@ -39,8 +39,8 @@ CLIMB_S = 86400.0
 CLIMB_MAX_S = 16 * CLIMB_S
 DEBUG_HANG, MITIGATED_HANG = 2, 3
 
-# vLLM 0.32's own values, for flags that nobody set. 1024 sequences hold for GPUs of 70 GiB and more; the smaller figure
-# is safe everywhere, since a rung only ever lowers it.
+# vLLM 0.32's own values, for flags that nobody set. Large GPUs other than the A100 get 1024 sequences and 8192 tokens
+# or more; the smaller figures are safe everywhere, since rungs lower them.
 DEFAULTS: Mapping[str, float] = {
     "gpu_memory_utilization": 0.92,
     "max_num_seqs": 256,
@@ -221,7 +221,7 @@ def _of_memory(cause: str, repeated: bool, ladder: Ladder, facts: Facts, now: fl
         return "more memory for it fails in the warm-up and less leaves no room for a KV cache"
     for step in steps[taken:]:
         if (change := step(_now(ladder, facts))) is not None:
-            return Rung(cause, _say(change, _now(ladder, facts)), now, flags=change)
+            return Rung(cause, _say(change, ladder, facts), now, flags=change)
     return f"the ladder has no further rung{_with(ladder)}" if cause == "cuda-oom-warmup" else ""
 
 
@@ -235,7 +235,7 @@ def _room(cause: str, ladder: Ladder, facts: Facts, now: float) -> Rung | str:
     if wanted - given < 0.0199:
         return ""
     change: dict[str, object] = {"gpu_memory_utilization": wanted}
-    return Rung(cause, _say(change, _now(ladder, facts)), now, flags=change)
+    return Rung(cause, _say(change, ladder, facts), now, flags=change)
 
 
 Step = Callable[[Mapping[str, object]], "dict[str, object] | None"]
@@ -310,9 +310,11 @@ def _number(flags: Mapping[str, object], flag: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _say(change: Mapping[str, object], before: Mapping[str, object]) -> str:
+def _say(change: Mapping[str, object], ladder: Ladder, facts: Facts) -> str:
+    """What is changed, and from what where that is known: some of vLLM's own values depend on the GPU."""
+    sure = {"gpu_memory_utilization": DEFAULTS["gpu_memory_utilization"], **facts.flags, **ladder.flags}
     return ", ".join(
-        f"{flag} {_show(before[flag])} -> {_show(value)}" if flag in before else f"{flag} = {_show(value)}"
+        f"{flag} {_show(sure[flag])} -> {_show(value)}" if flag in sure else f"{flag} = {_show(value)}"
         for flag, value in change.items()
     )
 

@@ -11,6 +11,7 @@ ledger outlives a boot.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from appliance.config.model import Restart
@@ -18,6 +19,7 @@ from appliance.quantity import format_duration
 
 from .causes import Remedy
 from .failure import Failure
+from .hardware import LADDER_S, Step
 from .ladder import HANG_S, REPEAT_S, Ladder
 
 JITTER = 0.2  # engines that died together shall not start together
@@ -39,6 +41,15 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuStep:
+    """How far up its ladder a GPU was at an instant; `step` is `hardware.Step`'s number."""
+
+    pci: str
+    step: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What is remembered of one engine.
 
@@ -56,6 +67,7 @@ class Record:
     cause: str = ""
     reason: str = ""
     ladder: Ladder = field(default_factory=Ladder)
+    gpu_steps: tuple[GpuStep, ...] = ()
 
     def within(self, window_s: float, now: float) -> tuple[Death, ...]:
         """The deaths that still count."""
@@ -83,7 +95,20 @@ def counted(record: Record, death: Death, failure: Failure, limits: Restart, *, 
     """A death that nothing follows from: the run was to be replaced anyway, or has been replaced already."""
     remembered = record.within(max(limits.window, REPEAT_S, HANG_S), now)
     deaths = (*remembered, replace(death, at=min(now, death.at)))[-KEPT:]
-    return replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason)
+    steps = tuple(step for step in record.gpu_steps if step.at > now - LADDER_S)
+    if failure.pci and failure.step is not Step.NOTHING:
+        steps = (*steps, GpuStep(failure.pci, failure.step.value, now))[-KEPT:]
+    return replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason, gpu_steps=steps)
+
+
+def gpu_steps(records: Iterable[Record], now: float) -> dict[str, Step]:
+    """Each GPU's highest step within the day, whichever engine it failed under (`hardware.Past.steps`)."""
+    found: dict[str, Step] = {}
+    for record in records:
+        for seen in record.gpu_steps:
+            if seen.at > now - LADDER_S:
+                found[seen.pci] = max(Step(seen.step), found.get(seen.pci, Step.NOTHING))
+    return found
 
 
 def _hold(deaths: tuple[Death, ...], failure: Failure, limits: Restart) -> str:
@@ -124,8 +149,8 @@ def asked(record: Record, why: str, over: str) -> Record:
 
 
 def forgiven(record: Record, why: str, over: str) -> Record:
-    """A resumed engine begins with a clean record; what is known to help it to start is kept."""
-    return Record(wanted=why, over=over, ladder=record.ladder)
+    """A resumed engine begins with a clean record; what is known of its start and of its GPUs is kept."""
+    return Record(wanted=why, over=over, ladder=record.ladder, gpu_steps=record.gpu_steps)
 
 
 def fulfilled(record: Record) -> Record:

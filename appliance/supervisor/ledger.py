@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from appliance.host import files
+from appliance.policy.hardware import Step
 from appliance.policy.ladder import Ladder, Place, Rung
-from appliance.policy.restart import Death, Record
+from appliance.policy.restart import Death, GpuStep, Record
 
 LOADS_KEPT = 128
 
@@ -63,6 +64,7 @@ def _record(entry: object) -> Record:
         deaths=tuple(death for death in map(_death, deaths if isinstance(deaths, list) else ()) if death is not None),
         not_before=float(not_before) if isinstance(not_before, (int, float)) else None,
         ladder=_ladder(entry.get("ladder")),
+        gpu_steps=_steps(entry.get("gpu_steps")),
         wanted=wanted,
         over=over,
         hold=hold,
@@ -78,6 +80,15 @@ def _death(entry: object) -> Death | None:
     return Death(
         float(entry["at"]), str(entry.get("key", "")), str(entry.get("cause", "")), str(entry.get("start", ""))
     )
+
+
+def _steps(listed: object) -> tuple[GpuStep, ...]:
+    known = {step.value for step in Step}
+    found = []
+    for entry in listed if isinstance(listed, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("at"), (int, float)) and entry.get("step") in known:
+            found.append(GpuStep(str(entry.get("pci") or ""), int(entry["step"]), float(entry["at"])))
+    return tuple(found)
 
 
 def _ladder(entry: object) -> Ladder:

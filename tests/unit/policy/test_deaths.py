@@ -10,10 +10,10 @@ from appliance.config.model import Restart
 from appliance.policy.causes import CAUSES, Remedy
 from appliance.policy.deaths import remembered
 from appliance.policy.failure import EXITED, Evidence, Exit, Failure, Verdict
-from appliance.policy.hardware import Owner
+from appliance.policy.hardware import LADDER_S, Owner, Step
 from appliance.policy.ladder import CLIMB_S, HANGS, Facts, Ladder, Place
 from appliance.policy.reconcile import Seen, UnitState
-from appliance.policy.restart import KEPT, Death, Record
+from appliance.policy.restart import KEPT, Death, Record, forgiven, gpu_steps
 from appliance.samples import Xid
 
 LIMITS = Restart(budget=2, backoff=5.0, backoff_max=300.0)
@@ -124,6 +124,10 @@ def test_the_machines_word_reaches_the_record() -> None:
     lost = Evidence(owner=owner, xids=[Xid(t=0.0, number=79, pci="0000:65:00")])
     record, cause = look(Seen(UnitState.FAILED, "r1", end=DIED, evidence=lost))
     assert cause == "gpu-lost" and "reboot" in record.hold
+    assert gpu_steps([record], NOW) == {"0000:65:00": Step.REBOOT}
+    resumed = forgiven(record, "resumed", "r1")
+    assert gpu_steps([resumed, Record()], NOW + LADDER_S - 1.0) == {"0000:65:00": Step.REBOOT}
+    assert gpu_steps([resumed], NOW + LADDER_S) == {}
 
 
 def test_why_we_ended_it_ourselves_beats_what_it_looks_like() -> None:

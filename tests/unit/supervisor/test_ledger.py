@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from appliance.policy.ladder import Ladder, Place, Rung
-from appliance.policy.restart import Death, Record
+from appliance.policy.restart import Death, GpuStep, Record
 from appliance.supervisor import ledger
 from appliance.supervisor.ledger import LOADS_KEPT, Ledger
 
@@ -28,6 +28,7 @@ FULL = Record(
         6.5,
         2,
     ),
+    gpu_steps=(GpuStep("0000:65:00", 2, 7.5),),
 )
 
 
@@ -48,6 +49,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         '{"v": 1, "engines": [], "loads": 3}',
         '{"v": 1, "engines": {"chat": 3}}',
         '{"v": 1, "engines": {"chat": {"ladder": {"rungs": [3, {"at": "x"}], "place": 3, "dropped": []}}}}',
+        '{"v": 1, "engines": {"chat": {"gpu_steps": [3, {"at": 1, "step": 9}, {"at": "x", "step": 1}]}}}',
     ],
 )
 def test_a_damaged_ledger_is_an_empty_one(tmp_path: Path, content: str) -> None:
