@@ -93,8 +93,8 @@ class Ladder:
 
     @property
     def told(self) -> str:
-        """What is changed, in a sentence; empty when nothing is."""
-        return "; ".join(f"{rung.told} ({rung.cause})" for rung in self.rungs)
+        """What is changed for as long as it lasts, in a sentence; empty when nothing is. Caches are moved but once."""
+        return "; ".join(f"{rung.told} ({rung.cause})" for rung in self.rungs if not rung.caches)
 
     @property
     def flags(self) -> dict[str, object]:
@@ -198,7 +198,7 @@ def _changed(failure: Failure, ladder: Ladder, rung: Rung) -> Answer:
 
 
 def _with(ladder: Ladder) -> str:
-    return f", in force: {ladder.told}" if ladder.rungs else ""
+    return f", in force: {ladder.told}" if ladder.told else ""
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

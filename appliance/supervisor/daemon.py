@@ -194,9 +194,9 @@ class Daemon:
 
     def _tell_ladder(self, instance: str, before: Ladder, after: Ladder) -> None:
         """A rung more is told with the death that led to it; this is the way up."""
-        if len(after.rungs) >= len(before.rungs):
+        if len(after.rungs) >= len(before.rungs) or before.told == after.told:
             return
-        left = f"; what stays changed: {after.told}" if after.rungs else ""
+        left = f"; what stays changed: {after.told}" if after.told else ""
         if after.dropped is not None:
             text = f"{instance}: its next start does without {after.dropped.told}, after long service without trouble"
         else:

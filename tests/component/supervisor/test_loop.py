@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from appliance.policy.ladder import Ladder, Place, Rung
+from appliance.policy.restart import Record
+from appliance.supervisor import ledger
 from tests.support.stage import CHAT, EMBED, SETTINGS, Stage, staged, unit
 from tests.support.waiting import wait_until
 
@@ -70,6 +74,29 @@ def test_a_start_that_a_change_can_help_gets_it_and_keeps_it(stage: Stage) -> No
     stage.die(status=78, cause="kv-none", message="still no room")
     assert stage.wait_state("held")["reason"].startswith("still no room")
     assert stage.starts() == 2
+
+
+@pytest.mark.parametrize(
+    ("runtime", "told"),
+    [("0.32.0-cuda", "its next start does without max_num_seqs 64 -> 32"), ("0.33.0-cuda", "is forgotten")],
+    ids=["after two quiet days", "for another runtime"],
+)
+def test_the_way_up_is_told_and_restarts_nothing(stage: Stage, runtime: str, told: str) -> None:
+    past = time.time() - 2 * 86400.0
+    place = Place(stage.digest(), "0.32.0-cuda", ("GPU-1",))
+    rung = Rung("cuda-oom-warmup", "max_num_seqs 64 -> 32", past, {"max_num_seqs": 32})
+    record = Record(ladder=Ladder(place, (rung,)))
+    ledger.write(str(stage.state / "supervisor/ledger.json"), ledger.Ledger({"chat": record}))
+    file = stage.state / "supervisor/rungs/chat.json"
+    file.parent.mkdir()
+    file.write_text('{"v": 1, "flags": {"max_num_seqs": 32}}')
+    stage.serve()
+    stage.started_with(runtime=runtime, gpus=["GPU-1"], cuda=True, phase="serving", ready=past)
+    stage.start()
+    wait_until(lambda: told in stage.journal, 10, "the line about the ladder", 0.02)
+    stage.wait(lambda: stage.fleet().get("changed") == "", "nothing is changed any more")
+    assert json.loads(file.read_text())["flags"] == {}
+    assert stage.starts() == 0
 
 
 def test_the_budget_ends_in_a_hold_and_resume_begins_anew(stage: Stage) -> None:

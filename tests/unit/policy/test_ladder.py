@@ -126,6 +126,7 @@ def test_a_broken_compile_cache_is_moved_away_once() -> None:
     broken = facts(hint="compile-cache")
     first = answered(failed("start-failed"), Ladder(), broken, LIMITS, before=[], now=NOW)
     assert first.failure.remedy is Remedy.RESTART_CHANGED and first.ladder.rungs[-1].caches
+    assert "moved away" in first.failure.reason and not first.ladder.told  # it is done once, and over
     second = answered(failed("start-failed"), first.ladder, broken, LIMITS, before=[], now=NOW)
     assert (second.failure.remedy, second.ladder) == (Remedy.RESTART, first.ladder)
 
