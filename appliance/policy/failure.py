@@ -241,7 +241,7 @@ def _of_holders(said: str, holders: Sequence[Holder]) -> Failure:
         return _plain("gpu-memory-leaked", f"an earlier run's {', '.join(map(str, leftover))} still hold it")
     if foreign:
         return _plain("gpu-memory-taken", f"{', '.join(map(str, foreign))} hold it")
-    if engines:
+    if engines and said != "start-contention":
         text = f"engine {', '.join(engines)} uses the same GPU: their gpu_memory_utilization must add up to less than 1"
         return _plain(said, text, Remedy.HOLD if said == "gpu-memory-taken" else None)
     if said == "gpu-memory-taken":
