@@ -84,7 +84,7 @@ def test_a_change_of_the_ladder_reaches_the_sandboxed_launcher(appliance: Applia
         assert "it is started with: max_num_seqs = 3" in appliance.cli("check").out
     finally:
         appliance.box.sh(f"rm -rf $(dirname {file}); systemctl start llm-supervisor")
-    appliance.cli("restart default", timeout=240)
+    appliance.box.sh(f"systemctl restart {UNIT}", timeout=240)
     assert appliance.wait_serving("default")["changed"] == ""
 
 
