@@ -16,6 +16,7 @@ PROCESSES = {
     "runtime-build": "appliance.runtime.main",
     "generator": "appliance.generator.main",
     "unitctl": "appliance.supervisor.unitctl",
+    "nvml-probe": "appliance.supervisor.nvmlprobe",
 }
 
 

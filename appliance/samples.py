@@ -58,16 +58,23 @@ class Gpu:
     remapped_rows: Maybe[tuple[int, int, bool, bool]] = UNKNOWN  # correctable, uncorrectable, pending, failed
     ecc_uncorrected: Maybe[int] = UNKNOWN  # since the driver was loaded
     throttle: Maybe[int] = UNKNOWN  # bits of nvmlDeviceGetCurrentClocksEventReasons
+    error: str = ""  # this GPU's own fault: lost, or in need of a reset
+    code: Maybe[int] = UNKNOWN  # NVML's number of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nvml:
-    """All GPUs at one instant, or why there is no reading. `code` is NVML's error number, UNKNOWN for a deadline."""
+    """All GPUs at one instant, or why there is no reading. `code` is NVML's error number, UNKNOWN for a deadline.
+
+    `stuck` counts processes of ours that wait in the driver and cannot be killed: driver-unresponsive.
+    """
 
     t: float
     gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
     error: str = ""
     code: Maybe[int] = UNKNOWN
+    stuck: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,14 @@ class Cgroup:
     peak_gib: Maybe[float] = UNKNOWN
     read_bytes: Maybe[int] = UNKNOWN  # of io.stat
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """The observer itself was held up: what is older than `t` minus `late_s` says nothing of the time between."""
+
+    t: float
+    late_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +209,6 @@ class OomKill:
     unit: str = ""
 
 
-Raw: TypeAlias = Union[Metrics, Health, Nvml, Ledger, Proc, Line, Cgroup, Fs, StateFile]  # noqa: UP007
+Raw: TypeAlias = Union[Metrics, Health, Nvml, Ledger, Proc, Line, Cgroup, Lag, Fs, StateFile]  # noqa: UP007
 Finding: TypeAlias = Union[Milestone, Notice, Said, Xid, OomKill]  # noqa: UP007
 Sample: TypeAlias = Union[Raw, Finding]  # noqa: UP007

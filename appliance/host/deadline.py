@@ -1,0 +1,27 @@
+"""Waiting with a deadline.
+
+`asyncio.wait_for` before Python 3.12 loses a cancellation that comes in the moment of the result: a task that waits
+again and again then lives on after it was told to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives within `limit_s` seconds; else it is cancelled. Raises asyncio.TimeoutError."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
