@@ -161,15 +161,21 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Milestone:
-    """A start has come to a phase of the engine's state file; `serving` when requests are answered."""
+    """A start has come to a phase of the engine's state file; `serving` when requests are answered.
+
+    `start` is the launcher's id of the run, empty where a log line tells. `joining`: the ranks are about to find one
+    another, which is where a start hangs for ever.
+    """
 
     t: float
     phase: str
+    start: str = ""
+    joining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """vLLM said something that is neither milestone nor failure: `shm-wait` or `jit`."""
+    """vLLM said something that is neither milestone nor failure: `shm-wait`, `jit`, or `line` for any other line."""
 
     t: float
     kind: str

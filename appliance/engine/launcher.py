@@ -26,7 +26,16 @@ from appliance.host import notify
 from appliance.host.journal import ERR, INFO, WARNING
 from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
 from appliance.wire.vllmcauses import Cause
-from appliance.wire.vllmlog import Line, Progress, Reader, advance, announces_death, is_trivia, waits_for_clients
+from appliance.wire.vllmlog import (
+    Line,
+    Progress,
+    Reader,
+    advance,
+    announces_death,
+    is_trivia,
+    notice,
+    waits_for_clients,
+)
 
 from . import leftovers, tree
 from .ready import Outcome, Probe
@@ -220,6 +229,9 @@ class Launcher:
         return True
 
     def _heed(self, line: Line) -> None:
+        kind = notice(line.text, self._lines[-1].text if self._lines else "")
+        if kind and (kind != "line" or not self._served):  # of one that serves, requests tell whether it works
+            self._report.noticed(kind)
         self._lines.append(line)
         if not self._served and not self._requested:
             self._report.moved(advance(self._report.progress, line.text))

@@ -20,6 +20,8 @@ from .verdict import Verdict, exit_of
 
 EXTENSION_S = 600.0  # a start that says something is given so much more: the longest silent compile
 _EXTEND_EVERY_S = 10.0
+_NOTICE_EVERY_S = 1.0  # a kind of notice is written so often at most; what is left out comes with the next writing
+_LINE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Report:
         self.ready: float | None = None
         self.pid: int | None = None
         self._since = self.started
+        self._notices: dict[str, dict[str, object]] = {}
+        self._noticed: dict[str, float] = {}  # kind -> when it was last written
         self._journal = Journal("llm-engine")
         self._extended = 0.0
         self._complained = False
@@ -80,6 +84,15 @@ class Report:
         if now - self._extended >= _EXTEND_EVERY_S:
             self._extended = now
             notify.extend_timeout(EXTENSION_S)
+
+    def noticed(self, kind: str) -> None:
+        """vLLM said something of a kind (`vllmlog.notice`); who judges its silence reads last time and count."""
+        now, count = clock.wall(), self._notices.get(kind, {}).get("count")
+        self._notices[kind] = {"at": now, "count": count + 1 if isinstance(count, int) else 1}
+        pause = _LINE_EVERY_S if kind == "line" else _NOTICE_EVERY_S
+        if not 0 <= now - self._noticed.get(kind, 0.0) < pause:
+            self._noticed[kind] = now
+            self._write()
 
     def serving(self, proof: str, proven: bool) -> None:
         """The engine did real work (or answers, and could not be given any)."""
@@ -150,6 +163,7 @@ class Report:
             "cuda": self.start.cuda,
             "flags": dict(self.start.flags),
             "changed": self.start.changed,
+            "notices": self._notices,
         }
         self._replace(names.engine_state(self.identity.engine, self.identity.run), content)
 

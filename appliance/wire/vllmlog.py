@@ -92,6 +92,8 @@ class Progress(NamedTuple):
     message: str
 
 
+JOINING: Final = "joining the GPUs"
+
 # What a healthy start says, in its order. `{0}` is the first group. FAILURES: text of the same meaning has survived
 # many releases; where a line is renamed the phase is reached by the next one, and readiness never depends on a line.
 _MILESTONES: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
@@ -100,7 +102,7 @@ _MILESTONES: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
         (r"non-default args: ", "starting", "reading the model's configuration"),
         (r"Resolved architecture: (\w+)", "starting", "reading the model's configuration ({0})"),
         (r"Initializing a V1 LLM engine", "starting", "starting the engine's processes"),
-        (r"vLLM is using nccl==", "starting", "joining the GPUs"),
+        (r"vLLM is using nccl==", "starting", JOINING),
         (r"Starting to load model ", "loading", "loading weights"),
         (
             r"Loading \w+ checkpoint shards:\s+\d+% Completed \| ([1-9]\d*)/(\d+)",
@@ -138,6 +140,25 @@ def advance(now: Progress, text: str) -> Progress:
     if found is None or PHASES.index(found.phase) < PHASES.index(now.phase):
         return now
     return found
+
+
+# What is no milestone and still says whether an engine that is silent works: a rank waits for another one, a kernel is
+# compiled while requests wait, anything new at all. Some lines are said again and again, whatever happens.
+_SHM_WAIT = re.compile(r"No available shared memory broadcast block found")
+_JIT = re.compile(r"(?:Triton )?kernel JIT compilation during inference", re.I)
+_NOISE = re.compile(r"Waiting for \d+ (?:local|core|remote)|Engine \d+: Avg prompt throughput")
+
+
+def notice(text: str, before: str = "") -> str:
+    """What kind of sign of life a line's text is: `shm-wait`, `jit`, `line` for any other; empty for none.
+
+    `before` is the text of the line before it: a line that is said again is no news.
+    """
+    if _SHM_WAIT.search(text):
+        return "shm-wait"
+    if _JIT.search(text):
+        return "jit"
+    return "" if text == before or not text or _NOISE.search(text) else "line"
 
 
 # The carriers: they say that the engine is dying or has failed to start, not why.

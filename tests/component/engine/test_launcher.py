@@ -48,7 +48,10 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
         "model": "builtin:smollm2-135m", "served": ["smollm2-135m"], "runtime": "runtime", "gpus": [], "cuda": False,
         "flags": {"enforce_eager": True, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 512 << 20},
         "changed": "",
+        "notices": {"line": state["notices"]["line"]},
     }  # fmt: skip
+    assert state["notices"]["line"]["count"] > 1
+    assert state["started"] <= state["notices"]["line"]["at"] <= state["ready"]
     assert state["started"] < state["ready"]
     assert state["pid"] == stage.pids()["api"]
     wait_until(lambda: any("READY" in message for message in stage.manager.messages), LIMIT, "READY=1", pause=0.02)
@@ -78,6 +81,14 @@ def test_a_rung_changes_the_start_that_it_was_made_for(stage: Stage) -> None:
         assert argv[argv.index("--max-num-seqs") + 1] == sequences
         assert (state["changed"], state["flags"]["max_num_seqs"]) == (told, int(sequences))
         stop(stage)
+
+
+def test_what_vllm_says_of_a_silence_is_noted(stage: Stage) -> None:
+    stage.configure("log=worker-stopped,exit=0")
+    stage.start()
+    stage.ended()
+    notices = stage.read("state.json")["notices"]
+    assert notices["shm-wait"]["count"] == sum("shared memory broadcast" in line for line in stage.output.splitlines())
 
 
 def test_vllm_gets_its_arguments_and_no_business_of_ours(stage: Stage) -> None:

@@ -17,6 +17,7 @@ from appliance.wire.vllmlog import (
     advance,
     announces_death,
     is_trivia,
+    notice,
     waits_for_clients,
 )
 
@@ -152,3 +153,20 @@ def test_a_server_that_waits_for_its_clients() -> None:
     reader = Reader()
     assert waits_for_clients(reader.read("INFO:     Waiting for connections to close. (CTRL+C to force quit)"))
     assert not waits_for_clients(reader.read("INFO:     Waiting for application startup."))
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "kind"),
+    [
+        ("No available shared memory broadcast block found in 60 seconds. This typically happens when", "", "shm-wait"),
+        ("Triton kernel JIT compilation during inference: fused_moe_kernel", "", "jit"),
+        ("Kernel JIT compilation during inference: x", "Kernel JIT compilation during inference: x", "jit"),
+        ("Loading weights took 3.2 seconds", "Starting to load model", "line"),
+        ("Loading weights took 3.2 seconds", "Loading weights took 3.2 seconds", ""),
+        ("Waiting for 1 local, 0 remote core engine proc(s) to start.", "", ""),
+        ("Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: 1 reqs", "", ""),
+        ("", "x", ""),
+    ],
+)
+def test_notices(text: str, before: str, kind: str) -> None:
+    assert notice(text, before) == kind
