@@ -40,6 +40,7 @@ RUN = "/run/llm-appliance"
 ENGINES_RUN = f"{RUN}/engines"
 RUNTIME_STATE = f"{RUN}/runtime/state.json"  # written by llm-runtime
 FLEET_STATE = f"{RUN}/supervisor/fleet.json"  # written by the supervisor
+GPU_STATE = f"{RUN}/supervisor/gpus.json"  # written by the supervisor
 SUPERVISOR_SOCKET = f"{RUN}/supervisor/control.sock"
 GATEWAY_SOCKET = f"{RUN}/gateway/control.sock"
 UNITCTL_SOCKET = f"{RUN}/unitctl.sock"

@@ -1,14 +1,15 @@
 """The processes of a unit, from its control group: who they are, in which state, how much CPU they have used.
 
 The group is found in the unified hierarchy or in systemd's own tree of a hybrid one; processes of groups below it count
-too. A process that ends while it is read is left out; a group that cannot be read is UNKNOWN, not empty.
+too. A process that ends while it is read is left out; a group that cannot be read is UNKNOWN, not empty. Read without
+psutil, which opens several files for each process where one line has it all.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.quantity import UNKNOWN, Maybe
@@ -20,13 +21,17 @@ _TREES = ("", "unified", "systemd")  # unified; hybrid: the v2 side tree, then s
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process. `state` is the kernel's letter (R S D T Z ...), `cpu_s` user and system time since its start."""
+    """One process. `state` is the kernel's letter (R S D T Z ...), `cpu_s` user and system time since its start.
+
+    `started`, in ticks since boot, tells it from a later one with the same pid.
+    """
 
     pid: int
     parent: int
     comm: str
     state: str
     cpu_s: float
+    started: int = field(default=0, compare=False)
 
 
 def unit_processes(control_group: str, *, cgroups: str = CGROUPS, proc: str = PROC) -> Maybe[tuple[Process, ...]]:
@@ -56,16 +61,25 @@ def read_process(pid: int, proc: str = PROC) -> Process | None:
     return parse_stat(text)
 
 
+def read_wchan(pid: int, proc: str = PROC) -> str:
+    """Where in the kernel a process waits; empty when it does not, or when we may not know."""
+    try:
+        text = Path(proc, str(pid), "wchan").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if text == "0" else text
+
+
 def parse_stat(text: str) -> Process | None:
     """`/proc/PID/stat`. The name stands in brackets and may itself hold brackets and blanks: the last one ends it."""
     pid, opening, rest = text.partition("(")
     comm, closing, fields = rest.rpartition(")")
     words = fields.split()
-    if not opening or not closing or len(words) < 13:
+    if not opening or not closing or len(words) < 20:
         return None
     try:
         ticks = int(words[11]) + int(words[12])
-        return Process(int(pid), int(words[1]), comm, words[0], ticks / os.sysconf("SC_CLK_TCK"))
+        return Process(int(pid), int(words[1]), comm, words[0], ticks / os.sysconf("SC_CLK_TCK"), int(words[19]))
     except ValueError:
         return None
 

@@ -53,6 +53,8 @@ EVENTS: dict[str, Event] = {
     "systemd-refused": Event("systemd did not carry out a request",
         "The message holds the answer. The supervisor tries again; if it persists, look at\n"
         "    systemctl status llm-unitctl.socket"),
+    "telemetry-fault": Event("A source of evidence gives nothing",
+        "Engines are watched by what the other sources tell; none is touched for the want of one."),
     "runtime-started": Event("The vLLM runtime is being completed",
         "An engine waits for the runtime or for a model. To see the progress:\n    systemctl status llm-runtime"),
     "supervisor-started": Event("The supervisor runs", "It keeps the engines of the configuration serving."),

@@ -40,6 +40,7 @@ from . import rungs
 from .act import Hand, Refusal
 from .fleet import Fleet, observed_only
 from .observe import Observation, desired_of, observe, read_holds
+from .telemetry import Telemetry
 
 SHORTEST_PAUSE_S = 0.05
 RETRY_CONFIG_S = 10.0  # while there is no valid configuration at all
@@ -55,6 +56,7 @@ class Daemon:
         self.journal = journal
         self.hand = Hand(places.under_run(names.UNITCTL_SOCKET))
         self.fleet = Fleet(places.under_run(names.FLEET_STATE), journal)
+        self.telemetry = Telemetry(places, lambda: self.settings.interval)
         self.ledger = ledgers.read(places.under_state(names.RESTART_LEDGER))
         self.observation = Observation({}, {}, Readiness(), fault="not looked yet")
         self.effective = source.effective(config_path)
@@ -95,15 +97,16 @@ class Daemon:
     async def run(self, stop: asyncio.Event) -> None:
         """Cycle until `stop` is set; a cycle that fails is told and tried again, without a sign of life."""
         self.tell_config(self.effective)
-        while not stop.is_set():
-            try:
-                await self.step()
-                self.complain("cycle", "", "supervisor-fault", ERR)
-                notify.notify(WATCHDOG=1, STATUS=self.sentence)
-            except Exception as error:  # the top of the loop: engines must not pay for a fault in here
-                self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
-            await _first(self._pause_s, self.wake, stop)
-            self.wake.clear()
+        async with self.telemetry.running():
+            while not stop.is_set():
+                try:
+                    await self.step()
+                    self.complain("cycle", "", "supervisor-fault", ERR)
+                    notify.notify(WATCHDOG=1, STATUS=self.sentence)
+                except Exception as error:  # the top of the loop: engines must not pay for a fault in here
+                    self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
+                await _first(self._pause_s, self.wake, stop)
+                self.wake.clear()
 
     @property
     def _pause_s(self) -> float:
@@ -130,6 +133,7 @@ class Daemon:
         self.observation = await self.look(self.effective, self.desired)
         self.looked.set()
         self.complain("systemd", self.observation.fault, "systemd-refused", WARNING)
+        self._follow()
         self._remember()
         made = self._plan()
         self._show(made)
@@ -161,6 +165,15 @@ class Daemon:
         if fault and self._faults.get(subject) != fault:
             self.journal.log(priority, fault, MESSAGE_ID=message_id(event), LLM_EVENT=event)
         self._faults[subject] = fault
+
+    def _follow(self) -> None:
+        """Telemetry watches the engines as they were seen; a source that gives nothing is told once."""
+        if not self.observation.fault:
+            self.telemetry.follow({d.instance: self.observation.groups.get(d.instance, "") for d in self.desired})
+        faults = {f"no evidence: {what}": fault for what, fault in self.telemetry.faults.items()}
+        for subject in [*faults, *(known for known in self._faults if known.startswith("no evidence: "))]:
+            fault = faults.get(subject, "")
+            self.complain(subject, f"{subject}: {fault}" if fault else "", "telemetry-fault", WARNING)
 
     def _remember(self) -> None:
         """Deaths and fulfilled wishes enter the ledger; load times too."""

@@ -16,7 +16,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance import clock
 from appliance.host.deadline import within
@@ -25,7 +25,8 @@ from appliance.wire.nvmlline import decode
 
 Process = asyncio.subprocess.Process
 LINE_LIMIT = 1 << 20  # eight GPUs with many processes have about 20 KiB
-DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12  # NVML's numbers
+ABSENT = frozenset({9, 12})  # NVML's numbers for a driver that is not loaded, a library that is not installed
+SIGN = "/proc/driver/nvidia/version"  # there as soon as the driver is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Limits:
     death: float = 1.0  # from SIGKILL to the end of a process that can be killed
     backoff: float = 5.0  # doubles up to backoff_max
     backoff_max: float = 300.0
-    absent: float = 60.0  # between two looks for a driver that is not there
+    absent: float = 300.0  # between two looks for a driver that is not there and gives no sign
     most_stuck: int = 3
 
 
@@ -52,6 +53,7 @@ class NvmlWatch:
         argv: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         limits: Limits | None = None,
+        sign: str = SIGN,
         kill: Callable[[Process], None] = Process.kill,
     ) -> None:
         self._tell = tell
@@ -59,6 +61,8 @@ class NvmlWatch:
         # The packaged program finds its modules by itself; a child of it is told where they are.
         self._environment = {**(os.environ if environment is None else environment), "PYTHONPATH": _modules()}
         self._limits = limits or Limits()
+        self._sign = sign
+        self._signless = False  # the driver was absent, and there was no sign of it
         self._kill = kill
         self._child: Process | None = None
         self._asked: float | None = None  # when the question was put that is not answered yet
@@ -86,6 +90,8 @@ class NvmlWatch:
             if len(self._stuck) >= self._limits.most_stuck:
                 self._failed("driver-unresponsive: no answer from NVML")
                 return
+            if self._signless and os.path.exists(self._sign):
+                self._signless, self._not_before = False, now
             if now < self._not_before:
                 if self._stuck:
                     self._failed("no answer from NVML")
@@ -136,14 +142,14 @@ class NvmlWatch:
             self._failures = 0
         else:  # its last word
             await self._end(child)
-            self._back_off(rarely=reading.code in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND))
-        self._tell(reading)
+            self._back_off(absent=reading.code in ABSENT)
+        self._tell(replace(reading, t=clock.monotonic()))
 
     async def _late(self, child: Process, waited: float) -> None:
         if waited >= (self._limits.patience if self._answered else self._limits.start):
             await self._end(child)
             self._back_off()
-        self._failed(f"no answer from NVML for {waited:.0f} s")
+        self._failed("no answer from NVML")
 
     async def _end(self, child: Process) -> None:
         """Kill it; one that stays is kept in mind. Blocks up to `death` seconds."""
@@ -160,9 +166,10 @@ class NvmlWatch:
         except asyncio.TimeoutError:
             self._stuck.append(child)
 
-    def _back_off(self, *, rarely: bool = False) -> None:
+    def _back_off(self, *, absent: bool = False) -> None:
         limits = self._limits
-        wait = limits.absent if rarely else min(limits.backoff * 2**self._failures, limits.backoff_max)
+        self._signless = absent and not os.path.exists(self._sign)
+        wait = limits.absent if absent else min(limits.backoff * 2**self._failures, limits.backoff_max)
         self._failures = min(self._failures + 1, 16)
         self._not_before = clock.monotonic() + wait
 

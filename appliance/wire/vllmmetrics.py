@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from appliance.quantity import UNKNOWN, Maybe
 
-from .promtext import samples
+from .promtext import Sample, samples
 
 PREFIX = "vllm:"
 RUNNING = "vllm:num_requests_running"
@@ -15,8 +16,15 @@ KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the seco
 GENERATED = "vllm:generation_tokens_total"
 PROMPTED = "vllm:prompt_tokens_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
+SUCCEEDED = "vllm:request_success_total"
+SLEEP_STATE = "vllm:engine_sleep_state"
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+STEPS = "vllm:iteration_tokens_total_count"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
+# What tells whether an engine works. Two of them are unlike figures under one name: a label stays with those.
+_EVIDENCE = (RUNNING, WAITING, *KV_USAGE, GENERATED, PROMPTED, PREEMPTIONS, SUCCEEDED, STEPS)
+_PARTED = {SLEEP_STATE: "sleep_state", WAITING_BY_REASON: "reason"}
 _READ = (RUNNING, WAITING, *KV_USAGE, GENERATED, PROMPTED, PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS)
 
 
@@ -34,12 +42,22 @@ class EngineMetrics:
     prefix_hits: Maybe[float] = UNKNOWN
 
 
+def evidence(text: str) -> dict[str, float]:
+    """The figures that a silence is judged by, summed over ranks: vLLM's names, `NAME{LABEL="..."}` for the parted."""
+    sums: dict[str, float] = {}
+    for sample in _those(text, (*_EVIDENCE, *_PARTED)):
+        label = _PARTED.get(sample.name)
+        key = sample.name if label is None else f'{sample.name}{{{label}="{sample.labels.get(label, "")}"}}'
+        if label is not None or sample.name in _EVIDENCE:
+            sums[key] = sums.get(key, 0.0) + sample.value
+    return sums
+
+
 def read_metrics(text: str) -> EngineMetrics:
     """What an exposition of vLLM says."""
     sums: dict[str, float] = {}
     peaks: dict[str, float] = {}
-    # An exposition has a thousand lines of histograms: they are passed over unread.
-    for sample in samples("\n".join(line for line in text.split("\n") if line.startswith(_READ))):
+    for sample in _those(text, _READ):
         sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
         peaks[sample.name] = max(peaks.get(sample.name, sample.value), sample.value)
     kv_usage: Maybe[float] = next((peaks[name] for name in KV_USAGE if name in peaks), UNKNOWN)
@@ -53,3 +71,8 @@ def read_metrics(text: str) -> EngineMetrics:
         prefix_queries=sums.get(PREFIX_QUERIES, UNKNOWN),
         prefix_hits=sums.get(PREFIX_HITS, UNKNOWN),
     )
+
+
+def _those(text: str, beginnings: tuple[str, ...]) -> Iterator[Sample]:
+    """Samples whose line begins so: an exposition has a thousand lines of histograms, which are passed over unread."""
+    return samples("\n".join(line for line in text.split("\n") if line.startswith(beginnings)))
