@@ -17,8 +17,9 @@ from appliance.config import source
 from appliance.errors import EXIT_FOUND, EXIT_OK, EXIT_UNREACHABLE, Unreachable
 from appliance.host import files, places
 from appliance.quantity import format_duration
+from appliance.wire import gpustate
 
-from . import gatewayclient, output
+from . import gatewayclient, gpulines, output
 
 WATCH_S = 2.0
 COLOURS = {"serving": "green", "held": "red", "failed": "red", "restarting": "yellow", "stopped": "yellow"}
@@ -73,6 +74,7 @@ def from_files(config_path: str) -> dict[str, Any]:
     fleet = files.read_json(where.under_run(names.FLEET_STATE)) or {}
     told: Any = fleet.get("engines")
     runtime = files.read_json(where.under_run(names.RUNTIME_STATE))
+    gpus = files.read_json(where.under_run(names.GPU_STATE)) or {}
     engines = []
     for engine in found.config.engines if found.config is not None else ():
         replicas = []
@@ -104,6 +106,8 @@ def from_files(config_path: str) -> dict[str, Any]:
             "problems": [{"message": str(problem), "severity": problem.severity} for problem in found.problems],
         },
         "runtime": None if runtime is None else {key: runtime.get(key) for key in ("phase", "message", "percent")},
+        "driver": gpustate.driver(gpus),
+        "gpus": gpustate.gpus(gpus),
         "engines": engines,
     }
 
@@ -123,6 +127,7 @@ def lines(value: Mapping[str, Any], now: float) -> Iterator[str]:
     yield ""
     yield from _table(value, now, columns)
     yield from _reasons(value, columns)
+    yield from gpulines.lines(value, columns)
     yield from _advice(value)
 
 

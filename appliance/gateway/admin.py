@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
 
 from aiohttp import web
 
 from appliance import __version__, clock
 from appliance.errors import ApiError
-from appliance.wire import apierror
+from appliance.wire import apierror, gpustate
 from appliance.wire.openai import Shape
-from appliance.wire.promtext import merge_labelled
+from appliance.wire.promtext import Rows, merge_labelled
 from appliance.wire.vllmmetrics import PREFIX
 
 from .app_state import State
@@ -27,7 +26,6 @@ from .upstream import ConnectFailed
 METRICS_DEADLINE = 2.0  # Prometheus' own is 10 s; a sick engine must not cost the others their figures
 PAGE_FIELDS = {"Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'",
                "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}  # fmt: skip
-Rows = Iterable[tuple[Mapping[str, str], float]]
 
 
 class Admin:
@@ -82,6 +80,7 @@ class Admin:
 
     def _live(self) -> list[tuple[str, str, str, Rows]]:
         state, now = self._state, clock.monotonic()
+        state.engines.gpus.refresh()
         groups = list(state.engines.groups.values())
         pairs = [(group, replica) for group in groups for replica in group.replicas.values()]
         return [
@@ -102,6 +101,7 @@ class Admin:
             ("ledger_dropped_total", "counter", "Usage records lost to a writer that could not keep up.",
              [({}, float(state.ledger.dropped))]),
             ("draining", "gauge", "1 while the gateway finishes its calls to stop.", [({}, float(state.draining))]),
+            *gpustate.metrics(state.engines.gpus.value),
         ]  # fmt: skip
 
 

@@ -81,7 +81,7 @@ class Replica:
         self.late = 0  # probes in a row that a remote engine did not answer in time
         self.failed_at: float | None = None
         self.up = False  # whether it gets calls, as the last look found
-        self.last_byte_at: float | None = None  # monotonic, from calls that have ended
+        self.last_byte_at: float | None = None  # monotonic, of calls that have ended; comments are none
         self.adaptive = ConcurrencyLimit(limit_of("auto", None))
         self._start = ""
 
@@ -163,6 +163,7 @@ class Engines:
         self._limits: int | Auto = "auto"
         where = Places(run=run)
         self.fleet = StateFile(where.under_run(names.FLEET_STATE))
+        self.gpus = StateFile(where.under_run(names.GPU_STATE))
         self.runtime = StateFile(where.under_run(names.RUNTIME_STATE))
 
     def configure(self, config: Config | None) -> None:

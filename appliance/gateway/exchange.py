@@ -99,8 +99,8 @@ class Exchange:
             self._tell_first_token(now)
             if finish.end is End.COMPLETE and not self.call.stream and self.replica is not None:
                 self.replica.adaptive.ended(now)
-            if self.relay is not None and self.replica is not None:
-                self.replica.last_byte_at = max(self.replica.last_byte_at or 0.0, self.relay.last_at)
+            if self.relay is not None and self.replica is not None and (heard := self.relay.heard_at) is not None:
+                self.replica.last_byte_at = max(self.replica.last_byte_at or 0.0, heard)
             if lease is not None:
                 self.group.release(lease, outcome_of(finish))
         if finish.end is End.REFUSED and finish.error is not None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from appliance.wire.promtext import family, label_block, number
+from appliance.wire.promtext import Rows, family, label_block, number
 
 from .ledger import Record
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-Rows = Iterable[tuple[Mapping[str, str], float]]
 
 
 class Histogram:

@@ -59,9 +59,9 @@ class Relay:
 
     __slots__ = (
         "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen", "engine", "events",
-        "failed", "fields", "first_at", "future", "head", "hide_usage", "interim", "kept", "last_at", "left",
-        "paused_at", "prefixes", "progress_at", "route", "sent_at", "splitter", "start", "status", "suffixes",
-        "usage_event",
+        "excused_at", "failed", "fields", "first_at", "future", "head", "heard_before", "hide_usage", "interim", "kept",
+        "last_at", "left", "paused_at", "prefixes", "progress_at", "route", "sent_at", "splitter", "start", "status",
+        "suffixes", "usage_event",
     )  # fmt: skip
 
     def __init__(
@@ -86,10 +86,16 @@ class Relay:
         self.usage_event = b""
         profile = sse.PROFILES[route.shape]
         self.suffixes, self.prefixes = profile.suffixes, profile.prefixes
-        self.sent_at = self.last_at = self.progress_at = clock.monotonic()
+        self.sent_at = self.last_at = self.progress_at = self.excused_at = clock.monotonic()
+        self.heard_before: float | None = None  # `heard_at` when `progress_at` was last set without a byte
         self.first_at: float | None = None
         self.body_at: float | None = None
         self.paused_at: float | None = None
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the engine last sent a byte of the answer, comments left out; None before the first one."""
+        return self.progress_at if self.progress_at > self.excused_at else self.heard_before
 
     # --- life -----------------------------------------------------------------------------------------------------
     def send(self, connection: EngineConnection, head: bytes, body: tuple[bytes, ...]) -> None:
@@ -139,8 +145,9 @@ class Relay:
     def resume(self) -> None:
         """The client has caught up."""
         self.paused_at = None
-        # A pause of the client's making is not the engine's silence.
-        self.last_at = self.progress_at = clock.monotonic()
+        # A pause of the client's making is not the engine's silence, and its end is no byte.
+        self.heard_before = self.heard_at
+        self.last_at = self.progress_at = self.excused_at = clock.monotonic()
         if self.connection is not None and self.connection.transport is not None:
             self.connection.transport.resume_reading()
 

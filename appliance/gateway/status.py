@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from appliance import __version__, clock
 from appliance.errors import Problem
 from appliance.policy.availability import serves
+from appliance.wire import gpustate
 
+from .allowances import prompt_tokens
 from .app_state import State
 from .engines import Group, Replica, number_of, served_names, text_of
 
@@ -20,6 +22,8 @@ def status(state: State) -> dict[str, object]:
     engines = state.engines
     now = clock.monotonic()
     groups = list(engines.groups.values())
+    engines.gpus.refresh()
+    gpus = engines.gpus.value
     return {
         "v": VERSION,
         "at": clock.wall(),
@@ -50,6 +54,8 @@ def status(state: State) -> dict[str, object]:
         },
         "runtime": _runtime(state),
         "supervisor": _supervisor(state),
+        "driver": gpustate.driver(gpus),
+        "gpus": gpustate.gpus(gpus),
         "models": [
             {"id": name, "engine": group.engine.name} for group in groups for name in served_names(group.engine)
         ],
@@ -167,15 +173,19 @@ def _problem(problem: Problem) -> dict[str, object]:
 
 
 def ledger(state: State, now: float) -> dict[str, object]:
-    """What the supervisor asks: calls in flight for each replica, and how long they have been silent."""
+    """What the supervisor asks: calls in flight for each replica, what they ask for, how long they have been silent."""
     found: dict[str, dict[str, object]] = {}
     for replica in state.engines.replicas():
-        mine = [e for e in state.exchanges if e.relay is not None and not e.relay.done and e.replica is replica]
-        newest = max([replica.last_byte_at or 0.0, *(e.relay.last_at for e in mine if e.relay)], default=0.0)
-        silences = [e.silence(now) for e in mine if e.relay is not None and e.relay.paused_at is None]
+        mine = [(e, e.relay) for e in state.exchanges if e.replica is replica and e.relay is not None]
+        mine = [(exchange, relay) for exchange, relay in mine if not relay.done]
+        heard = [at for at in (replica.last_byte_at, *(relay.heard_at for _, relay in mine)) if at is not None]
+        silences = [exchange.silence(now) for exchange, relay in mine if relay.paused_at is None]
+        unstarted = [prompt_tokens(e.call, e.route) for e, relay in mine if relay.first_at is None]
         found[replica.name] = {
             "inflight": len(mine),
             "oldest_silent_s": round(max(silences), 3) if silences else None,
-            "since_any_byte_s": round(now - newest, 3) if newest else None,
+            "since_any_byte_s": round(now - max(heard), 3) if heard else None,
+            "structured": sum(exchange.call.structured for exchange, _ in mine),
+            "largest_prompt_tokens": max(unstarted, default=0),
         }
     return {"engines": found}

@@ -72,6 +72,7 @@ class Call:
 
     `answers` is how many the engine makes: of each prompt of a list so many as `n` or `best_of` say. Each may have
     `max_tokens`.
+    `structured`: the answer must keep to a grammar or a schema, which the engine compiles first, on a CPU.
     """
 
     model: str
@@ -81,6 +82,7 @@ class Call:
     answers: int = 1
     include_usage: bool = False  # the client asked for the usage event itself
     stream_options: Mapping[str, object] | None = None
+    structured: bool = False
 
 
 def parse_call(route: Route, body: bytes, content_type: str = "application/json") -> Call:
@@ -105,6 +107,7 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
         answers=_answers(value, route),
         include_usage=bool(options and options.get("include_usage")),
         stream_options=cast("Mapping[str, object] | None", options),
+        structured=_is_structured(value),
     )
 
 
@@ -177,6 +180,28 @@ def _flag(value: Mapping[str, object], name: str) -> bool:
     if flag is None or isinstance(flag, bool):
         return bool(flag)
     raise ApiError("invalid_request", f"{name} must be true or false", param=name)
+
+
+# Each of vLLM's ways to ask for a grammar; `guided_*` are the names before 0.12.
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def _is_structured(value: Mapping[str, object]) -> bool:
+    text = value.get("text")  # the Responses API's place for the format
+    formats = [value.get("response_format"), text.get("format") if isinstance(text, dict) else None]
+    if any(isinstance(each, dict) and each.get("type") not in (None, "text") for each in formats):
+        return True
+    if any(value.get(name) is not None for name in _GRAMMARS):
+        return True
+    tools, choice = value.get("tools"), value.get("tool_choice")
+    if not isinstance(tools, list) or not tools:
+        return False
+    return isinstance(choice, dict) or choice == "required" or any(_is_strict(tool) for tool in tools)
+
+
+def _is_strict(tool: object) -> bool:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return isinstance(function, dict) and function.get("strict") is True
 
 
 def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite, isnan
 
+Rows = Iterable[tuple[Mapping[str, str], float]]  # labels and value of each line of a family
+
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+([^ \t]+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _UNESCAPE = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
@@ -49,7 +51,7 @@ def label_block(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{escape(value)}"' for name, value in labels.items()) + "}" if labels else ""
 
 
-def family(name: str, kind: str, text: str, rows: Iterable[tuple[Mapping[str, str], float]]) -> str:
+def family(name: str, kind: str, text: str, rows: Rows) -> str:
     """One metric family; nothing when it has no rows."""
     lines = [f"{name}{label_block(labels)} {number(value)}\n" for labels, value in rows]
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{''.join(lines)}" if lines else ""

@@ -116,17 +116,34 @@ def test_the_ledger_tells_of_silence(socketed: tuple[Gateway, FakeEngine]) -> No
     wait_until(lambda: gateway.request("GET", "/readyz").status == 200, 3, "it is ready", 0.05)
     quiet = gateway.control("/ledger")["engines"]["chat"]
     assert quiet["inflight"] == 0 and quiet["oldest_silent_s"] is None
+    assert quiet["structured"] == quiet["largest_prompt_tokens"] == 0
     with gateway.open("POST", CHAT, chat("[[fault:stall=3,comments=0.05]]", stream=True)) as stream:
         stream.read(10)
 
         def silent() -> bool:
             entry = gateway.control("/ledger")["engines"]["chat"]
-            return bool(entry["inflight"] == 1 and entry["oldest_silent_s"] > 0.4)
+            quiet = min(entry["oldest_silent_s"], entry["since_any_byte_s"])
+            return bool(entry["inflight"] == 1 and quiet > 0.4)
 
         wait_until(silent, 5, "comments of the engine are no progress", 0.05)
+        begun = gateway.control("/ledger")["engines"]["chat"]
+        assert begun["structured"] == begun["largest_prompt_tokens"] == 0
     wait_until(gateway.idle, 3, "nothing runs", 0.05)
     after = gateway.control("/ledger")["engines"]["chat"]
     assert after["inflight"] == 0 and after["since_any_byte_s"] < 5
+
+
+def test_the_ledger_tells_what_open_requests_ask_for(socketed: tuple[Gateway, FakeEngine]) -> None:
+    gateway, _ = socketed
+    gateway.engine_state("chat", "serving")
+    wait_until(lambda: gateway.request("GET", "/readyz").status == 200, 3, "it is ready", 0.05)
+    asked = chat("[[fault:head=30]]" + "x" * 4000, stream=True, response_format={"type": "json_object"})
+    with gateway.open("POST", CHAT, asked):
+        entry = wait_until(
+            lambda: (e := gateway.control("/ledger")["engines"]["chat"])["inflight"] == 1 and e, 5, "it runs", 0.05
+        )
+    assert entry["structured"] == 1
+    assert 1000 <= entry["largest_prompt_tokens"] <= 1200
 
 
 def test_metrics_of_gateway_and_engine(socketed: tuple[Gateway, FakeEngine]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from appliance.samples import Gpu, Nvml
+from appliance.supervisor.gpuboard import GpuBoard
 from tests.component.gateway.conftest import Start
 from tests.support.gatewayprocess import FakeEngine, config, remote
 from tests.support.waiting import wait_until
@@ -80,3 +82,32 @@ def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
     gateway.reload()
     told = gateway.admin("/status")
     assert faults(told, SCHEMA) == [] and not told["config"]["valid"] and told["config"]["problems"]
+
+
+def test_gpus_are_shown_as_the_supervisor_saw_them(start: Start) -> None:
+    gateway = start(config('[[engine]]\nname = "local"\nmodel = "org/x"\n'))
+    told = gateway.admin("/status")
+    assert (told["driver"], told["gpus"], faults(told, SCHEMA)) == (None, [], [])
+    board = GpuBoard(str(gateway.run / "supervisor/gpus.json"))
+    board.show(Nvml(t=1.0, driver="580.95", gpus=(
+        Gpu(uuid="GPU-a", pci="0000:65:00", idx=0, name="H", util=97.0, mem_used_mib=1024.0, pids=(7,)),
+        Gpu(uuid="GPU-b", idx=1, code=15, error="GPU is lost", remapped_rows=(1, 2, True, False)),
+    )))  # fmt: skip
+    told = gateway.admin("/status")
+    assert faults(told, SCHEMA) == []
+    assert told["driver"] | {"at": 0} == {"at": 0, "version": "580.95", "error": None, "code": None}
+    first, second = told["gpus"]
+    assert (first["util"], first["power_w"], first["error"], "pids" in first) == (97.0, None, None, False)
+    assert (second["code"], second["error"], second["remapped_rows"]) == (15, "GPU is lost", [1, 2, True, False])
+    text = gateway.request("GET", "/metrics", port=gateway.admin_port).body.decode()
+    assert 'llm_appliance_gpu_memory_used_bytes{gpu="GPU-a"} 1073741824' in text
+    assert 'llm_appliance_gpu_utilization_ratio{gpu="GPU-a"} 0.97' in text
+    assert "gpu_power_watts" not in text  # nobody said
+    board.show(Nvml(t=2.0, error="no answer from NVML"))
+    told = gateway.admin("/status")
+    assert faults(told, SCHEMA) == []
+    assert told["driver"]["error"] == "no answer from NVML"
+    assert [(gpu["uuid"], gpu["util"]) for gpu in told["gpus"]] == [("GPU-a", None), ("GPU-b", None)]
+    board.show(Nvml(t=3.0, error="NVML Shared Library Not Found", code=12))
+    told = gateway.admin("/status")
+    assert (told["driver"], told["gpus"]) == (None, [])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance import clock
 from appliance.gateway.answer import Answer
 from appliance.gateway.relay import End, Finish, Relay
 from appliance.gateway.upstream import EngineConnection, Pool, Target
@@ -343,3 +344,29 @@ def test_a_connection_that_still_holds_a_request_is_not_used_again(unsent: int) 
         assert (stage.pool.take() is None) is bool(unsent)
 
     asyncio.run(run())
+
+
+def test_when_the_engine_was_heard() -> None:
+    """Neither the request that went out, nor a comment, nor a client that caught up is a byte of the engine."""
+
+    async def story() -> None:
+        stage = Stage()
+        relay = stage.relay
+        assert relay.heard_at is None
+        stage.feed(HEAD)
+        stage.feed(chunk(b": keep-alive\n\n"))
+        assert relay.heard_at is None
+        before = clock.monotonic()
+        stage.feed(b"".join(map(chunk, events()[:2])))
+        first = relay.heard_at
+        assert first is not None and before <= first <= clock.monotonic()
+        stage.feed(chunk(b": keep-alive\n\n"))
+        relay.pause()
+        relay.resume()
+        relay.pause()
+        relay.resume()
+        assert relay.heard_at == first
+        stage.feed(chunk(events()[2]))
+        assert relay.heard_at > first
+
+    asyncio.run(story())

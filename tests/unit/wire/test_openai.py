@@ -71,6 +71,31 @@ def test_a_limit_that_was_added_counts(path: str) -> None:
     assert parse_call(ROUTES[path], bounded).max_tokens == 7
 
 
+@pytest.mark.parametrize(
+    ("asks", "structured"),
+    [
+        ({}, False),
+        ({"response_format": {"type": "text"}}, False),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, True),
+        ({"text": {"format": {"type": "json_schema"}}}, True),
+        ({"text": {"verbosity": "low"}}, False),
+        ({"structured_outputs": {"regex": "a+"}}, True),
+        ({"guided_json": None}, False),
+        ({"guided_grammar": "root ::= x"}, True),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, True),
+        ({"tools": [{"name": "f", "strict": True}]}, True),
+        ({"tools": [{"name": "f"}], "tool_choice": "required"}, True),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
+        ({"tools": [], "tool_choice": "required"}, False),
+        ({"tools": ["x", {"function": 3}], "response_format": 5, "text": "x"}, False),
+    ],
+)
+def test_an_answer_that_must_keep_to_a_grammar(asks: dict[str, object], structured: bool) -> None:
+    assert parse_call(CHAT, json.dumps({"model": "m", **asks}).encode()).structured is structured
+
+
 def test_a_route_that_cannot_stream_does_not() -> None:
     assert not parse_call(ROUTES["/v1/embeddings"], b'{"model":"m","stream":true}').stream
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from appliance.quantity import UNKNOWN
-from appliance.wire.vllmmetrics import read_metrics
+from appliance.wire.vllmmetrics import evidence, read_metrics
 
 
 def test_ranks_are_summed_and_the_fullest_counts() -> None:
@@ -22,3 +22,38 @@ def test_what_is_not_there_is_unknown() -> None:
 def test_the_old_name_of_the_cache_is_known() -> None:
     assert read_metrics('vllm:gpu_cache_usage_perc{a="b"} 0.5\n').kv_usage == 0.5
     assert read_metrics("vllm:num_requests_running 0.0\n").running == 0
+
+
+EXPOSITION = """
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 3.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 1.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0
+vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1.0
+vllm:request_success_total{engine="0",finished_reason="stop"} 10.0
+vllm:request_success_total{engine="0",finished_reason="length"} 7.0
+vllm:request_success_created{engine="0",finished_reason="length"} 1.7e+09
+vllm:prompt_tokens_total{engine="0"} 3443.0
+vllm:prompt_tokens_by_source_total{engine="0",source="x"} 99.0
+vllm:iteration_tokens_total_bucket{le="1.0"} 5.0
+vllm:iteration_tokens_total_count{engine="0"} 744.0
+python_info 1
+"""
+
+
+def test_evidence_is_summed_and_unlike_figures_stay_apart() -> None:
+    assert evidence(EXPOSITION) == {
+        "vllm:num_requests_running": 3.0,
+        "vllm:num_requests_waiting": 4.0,
+        'vllm:num_requests_waiting_by_reason{reason="capacity"}': 3.0,
+        'vllm:num_requests_waiting_by_reason{reason="deferred"}': 1.0,
+        'vllm:engine_sleep_state{sleep_state="awake"}': 0.0,
+        'vllm:engine_sleep_state{sleep_state="weights_offloaded"}': 1.0,
+        "vllm:request_success_total": 17.0,
+        "vllm:prompt_tokens_total": 3443.0,
+        "vllm:iteration_tokens_total_count": 744.0,
+    }
+    assert evidence("") == {}
