@@ -26,17 +26,26 @@ def lines(value: Mapping[str, Any], columns: int) -> Iterator[str]:
 
 
 def _row(gpu: Mapping[str, Any]) -> list[object]:
-    used, total = gpu.get("mem_used_mib"), gpu.get("mem_total_mib")
-    memory = f"{used / 1024:.1f}/{total / 1024:.0f} GiB" if _known(used, total) else "-"
-    power, limit, busy, heat = (gpu.get(key) for key in ("power_w", "power_limit_w", "util", "temp_c"))
+    used, total, power = (
+        _figure(gpu, "mem_used_mib", 1024, 1),
+        _figure(gpu, "mem_total_mib", 1024),
+        _figure(gpu, "power_w"),
+    )
+    busy, heat, limit = _figure(gpu, "util"), _figure(gpu, "temp_c"), _figure(gpu, "power_limit_w")
     return [
         output.clean(gpu.get("pci") or gpu.get("idx")),
-        memory,
-        f"{busy:.0f} %" if _known(busy) else "-",
-        (f"{power:.0f}/{limit:.0f} W" if _known(limit) else f"{power:.0f} W") if _known(power) else "-",
-        f"{heat:.0f} C" if _known(heat) else "-",
+        f"{used}/{total} GiB" if used and total else "-",
+        f"{busy} %" if busy else "-",
+        (f"{power}/{limit} W" if limit else f"{power} W") if power else "-",
+        f"{heat} C" if heat else "-",
         output.clean(gpu.get("name")),
     ]
+
+
+def _figure(gpu: Mapping[str, Any], name: str, unit: int = 1, digits: int = 0) -> str:
+    """A figure in its unit; empty when nobody said."""
+    value = gpu.get(name)
+    return f"{value / unit:.{digits}f}" if isinstance(value, (int, float)) else ""
 
 
 def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
@@ -51,7 +60,3 @@ def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
             yield "rows of its memory cannot be remapped: replace it"
         elif rows[2]:
             yield "rows of its memory are remapped at its next reset"
-
-
-def _known(*figures: object) -> bool:
-    return all(isinstance(figure, (int, float)) for figure in figures)

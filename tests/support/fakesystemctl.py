@@ -113,6 +113,8 @@ def main(arguments: list[str]) -> int:
         if verb in state["refused"]:
             print(f"Failed to {verb}: {state['refused'][verb]}", file=sys.stderr)
             return 1
+        if verb == "show" and names not in state["shown"]:
+            state["shown"].append(names)
         if verb == "show":
             sys.stdout.write(show(state, names, options["property"].split(",")))
         for name in names:
@@ -130,7 +132,7 @@ class FakeSystemd:
 
     def __init__(self, directory: Path, holds: Path) -> None:
         self.path = directory / "systemd.json"
-        empty = {"units": {}, "calls": [], "refused": {}, "ready": [], "holds": str(holds)}
+        empty = {"units": {}, "calls": [], "shown": [], "refused": {}, "ready": [], "holds": str(holds)}
         self.path.write_text(json.dumps(empty))
         self.program = directory / "systemctl"
         self.program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{__file__}" "$@"\n')
@@ -146,6 +148,11 @@ class FakeSystemd:
         """Changes that were asked for, oldest first."""
         with opened(self.path) as state:
             return list(state["calls"])
+
+    def was_shown(self, *names: str) -> bool:
+        """Whether somebody looked at these units, and at no others with them."""
+        with opened(self.path) as state:
+            return list(names) in state["shown"]
 
     def get(self, name: str) -> dict[str, Any]:
         """A unit's properties."""

@@ -88,6 +88,7 @@ def test_a_missing_model_is_fetched_first(still: Stage) -> None:
     still.wait(
         lambda: "model builtin:smollm2-135m" in still.fleet().get("reason", ""), "the engine waits for its model"
     )
+    still.wait(lambda: still.systemd.was_shown("llm-runtime.service"), "apply looks at the runtime")
     assert ["daemon-reload"] not in still.systemd.calls
     still.systemd.set("llm-runtime.service", ActiveState="inactive", SubState="dead")
     still.wait(lambda: ["start", "llm-runtime.service"] in still.systemd.calls, "the runtime is asked for")
