@@ -6,7 +6,8 @@ from collections import deque
 
 from appliance.samples import Line, Metrics, Nvml, Sample
 
-KEPT_S = 600.0
+from .sources import KEPT_S
+
 MOST = 20_000
 MOST_BYTES = 8 << 20  # as estimated by `size_of`
 

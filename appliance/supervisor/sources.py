@@ -14,6 +14,7 @@ from appliance.samples import Health, Ledger, Metrics, Milestone, Notice
 from appliance.wire.vllmlog import JOINING, PHASES
 from appliance.wire.vllmmetrics import evidence
 
+KEPT_S = 600.0
 DEADLINE_S = 3.0  # an API process that is busy answers later than usual; that is no sign of a hang
 METRICS_LIMIT = 16 << 20
 ANSWER_LIMIT = 1 << 20
@@ -83,7 +84,7 @@ class StateSource:
         self._counts: dict[str, object] = {}
 
     def look(self, now: float, wall: float) -> list[Milestone | Notice]:
-        """News since the last look, ordered by time. Reads one small file."""
+        """News since the last look, ordered by time; what is older than KEPT_S is none. Reads one small file."""
         state = files.read_json(self._path) or {}
         start, phase = str(state.get("start") or ""), str(state.get("phase") or "")
         if not start or phase not in PHASES:
@@ -96,13 +97,13 @@ class StateSource:
             at, count = _mapping(notice).get("at"), _mapping(notice).get("count")
             if isinstance(at, (int, float)) and self._counts.get(str(kind)) != count:
                 self._counts[str(kind)] = count
-                found.append(Notice(t=min(now, now - wall + at), kind=str(kind)))
-        found.sort(key=lambda notice: notice.t)
+                if wall - at < KEPT_S:
+                    found.append(Notice(t=min(now, now - wall + at), kind=str(kind)))
         if before != self._phase:
             # A run begins with its phase, else its first notices would belong to the one before.
-            place = 0 if before[0] != start else len(found)
-            found.insert(place, Milestone(t=now, phase=phase, start=start, joining=self._phase[2]))
-        return found
+            first = min([now, *(notice.t for notice in found)]) if before[0] != start else now
+            found.insert(0, Milestone(t=first, phase=phase, start=start, joining=self._phase[2]))
+        return sorted(found, key=lambda sample: sample.t)
 
 
 def _mapping(value: object) -> Mapping[object, object]:
