@@ -25,7 +25,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-async def get(path: str, target: str, *, deadline_s: float, limit: int) -> tuple[int, bytes]:
+async def get_async(path: str, target: str, *, deadline_s: float, limit: int) -> tuple[int, bytes]:
     """Status and body of one GET at the server that listens at `path`, within `deadline_s` seconds.
 
     Raises Unreachable with the reason, also for a body of more than `limit` bytes.

@@ -6,7 +6,7 @@ from collections import deque
 
 from appliance.samples import Line, Metrics, Nvml, Sample
 
-from .sources import KEPT_S
+from .looks import KEPT_S
 
 MOST = 20_000
 MOST_BYTES = 8 << 20  # as estimated by `size_of`

@@ -19,7 +19,7 @@ from appliance.host.kernellog import KernelLog
 from appliance.host.places import Places
 from appliance.samples import Cgroup, Lag, Line, Nvml, Sample
 
-from . import sources
+from . import looks
 from .gpuboard import GpuBoard
 from .nvmlwatch import ABSENT, NvmlWatch
 from .processes import Processes
@@ -37,12 +37,12 @@ class Watched:
         self.ring = Ring()
         self.control_group = ""
         self._socket = names.engine_socket(instance, places.run)
-        self._state = sources.StateSource(names.engine_state(instance, places.run))
+        self._state = looks.StateSource(names.engine_state(instance, places.run))
         self._processes = Processes()
         self._looking: asyncio.Future[list[Sample]] | None = None
-        looks = {"/metrics": self._metrics, "/health": self._health, "files": self._files}
+        kinds = {"/metrics": self._metrics, "/health": self._health, "files": self._files}
         self.tasks = {
-            f"{what} of {instance}": asyncio.ensure_future(telemetry.repeat(look)) for what, look in looks.items()
+            f"{what} of {instance}": asyncio.ensure_future(telemetry.repeat(look)) for what, look in kinds.items()
         }
 
     def add(self, sample: Sample) -> None:
@@ -50,11 +50,11 @@ class Watched:
 
     async def _metrics(self) -> None:
         if self._is_up():
-            self.add(await sources.metrics(self._socket))
+            self.add(await looks.metrics(self._socket))
 
     async def _health(self) -> None:
         if self._is_up():
-            self.add(await sources.health(self._socket))
+            self.add(await looks.health(self._socket))
 
     def _is_up(self) -> bool:
         """Whether there is somebody to ask: before, the socket's absence says nothing that the state does not."""
@@ -64,9 +64,9 @@ class Watched:
         """What lies in /proc, the control group and the state file, read by a thread: the kernel may take its time."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(asyncio.to_thread(self._look, self.control_group))
-        await asyncio.wait({self._looking}, timeout=sources.DEADLINE_S)
+        await asyncio.wait({self._looking}, timeout=looks.DEADLINE_S)
         if not self._looking.done():
-            self.add(Cgroup(t=clock.monotonic(), error=f"not read within {sources.DEADLINE_S:g} s"))
+            self.add(Cgroup(t=clock.monotonic(), error=f"not read within {looks.DEADLINE_S:g} s"))
             return
         looked, self._looking = self._looking, None
         for sample in looked.result():
@@ -178,7 +178,7 @@ class Telemetry:
         watched = dict(self._engines)
         if not watched:
             return
-        found = await sources.ledgers(self._places.under_run(names.GATEWAY_SOCKET), watched)
+        found = await looks.ledgers(self._places.under_run(names.GATEWAY_SOCKET), watched)
         for instance, engine in watched.items():
             engine.add(found[instance])
 

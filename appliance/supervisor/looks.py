@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from appliance import clock
 from appliance.errors import Unreachable
 from appliance.host import files
-from appliance.host.unixhttp import get
+from appliance.host.unixhttp import get_async
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Health, Ledger, Metrics, Milestone, Notice
 from appliance.wire.vllmlog import JOINING, PHASES
@@ -26,7 +26,7 @@ async def metrics(socket: str) -> Metrics:
     """The engine's /metrics; blocks up to DEADLINE_S."""
     asked = clock.monotonic()
     try:
-        http, body = await get(socket, "/metrics", deadline_s=DEADLINE_S, limit=METRICS_LIMIT)
+        http, body = await get_async(socket, "/metrics", deadline_s=DEADLINE_S, limit=METRICS_LIMIT)
     except Unreachable as error:
         return Metrics(t=clock.monotonic(), error=error.message)
     now = clock.monotonic()
@@ -39,7 +39,7 @@ async def health(socket: str) -> Health:
     """The engine's /health; any status is an answer. Blocks up to DEADLINE_S."""
     asked = clock.monotonic()
     try:
-        http, _ = await get(socket, "/health", deadline_s=DEADLINE_S, limit=ANSWER_LIMIT)
+        http, _ = await get_async(socket, "/health", deadline_s=DEADLINE_S, limit=ANSWER_LIMIT)
     except Unreachable as error:
         return Health(t=clock.monotonic(), error=error.message)
     now = clock.monotonic()
@@ -51,7 +51,7 @@ async def ledgers(socket: str, instances: Iterable[str]) -> dict[str, Ledger]:
     error = ""
     told: object = {}
     try:
-        http, body = await get(socket, "/ledger", deadline_s=DEADLINE_S, limit=ANSWER_LIMIT)
+        http, body = await get_async(socket, "/ledger", deadline_s=DEADLINE_S, limit=ANSWER_LIMIT)
         told = json.loads(body)["engines"] if http == 200 else {}
         error = "" if http == 200 else f"HTTP status {http}"
     except Unreachable as unreachable:

@@ -11,11 +11,11 @@ import pytest
 from appliance.host import files
 from appliance.quantity import UNKNOWN
 from appliance.samples import Ledger, Milestone, Notice
-from appliance.supervisor import sources
+from appliance.supervisor import looks
 from appliance.wire.vllmlog import JOINING
 
 Look = Callable[[str], Coroutine[Any, Any, Any]]
-LIMIT = sources.METRICS_LIMIT
+LIMIT = looks.METRICS_LIMIT
 
 
 def answered(directory: Path, answer: bytes, look: Look) -> Any:
@@ -43,11 +43,11 @@ def http(body: bytes, status: int = 200) -> bytes:
 
 
 async def _chat(path: str) -> Ledger:
-    return (await sources.ledgers(path, ["chat"]))["chat"]
+    return (await looks.ledgers(path, ["chat"]))["chat"]
 
 
 def test_metrics(tmp_path: Path) -> None:
-    found = answered(tmp_path, http(b'vllm:num_requests_running{engine="0"} 2.0\nother 1\n'), sources.metrics)
+    found = answered(tmp_path, http(b'vllm:num_requests_running{engine="0"} 2.0\nother 1\n'), looks.metrics)
     assert (found.http, found.values, found.error) == (200, {"vllm:num_requests_running": 2.0}, "")
     assert found.latency_ms >= 0
 
@@ -62,13 +62,13 @@ def test_metrics(tmp_path: Path) -> None:
     ],
 )
 def test_metrics_that_are_none(tmp_path: Path, answer: bytes, error: str) -> None:
-    found = answered(tmp_path, answer, sources.metrics)
+    found = answered(tmp_path, answer, looks.metrics)
     assert (found.values, found.error) == ({}, error)
 
 
 @pytest.mark.parametrize("status", [200, 503])
 def test_any_health_is_an_answer(tmp_path: Path, status: int) -> None:
-    found = answered(tmp_path, http(b"", status), sources.health)
+    found = answered(tmp_path, http(b"", status), looks.health)
     assert (found.http, found.error) == (status, "")
 
 
@@ -103,7 +103,7 @@ def test_a_ledger_that_is_none(tmp_path: Path, answer: bytes, error: str) -> Non
     assert found.inflight is UNKNOWN
 
 
-@pytest.mark.parametrize("look", [sources.metrics, sources.health, _chat])
+@pytest.mark.parametrize("look", [looks.metrics, looks.health, _chat])
 def test_nobody_listens(tmp_path: Path, look: Look) -> None:
     missing = asyncio.run(look(str(tmp_path / "sock")))
     assert missing.error == "no such file or directory"
@@ -116,7 +116,7 @@ class State:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "state.json"
-        self.source = sources.StateSource(str(self.path))
+        self.source = looks.StateSource(str(self.path))
 
     def says(self, now: float, **state: object) -> list[Milestone | Notice]:
         files.replace_json(self.path, state)
