@@ -101,3 +101,19 @@ def test_a_held_engine_stays_down_and_says_so(appliance: Appliance) -> None:
     appliance.cli("resume default", timeout=240)
     appliance.wait_serving("default")
     assert "Paris" in appliance.wait_answer(60)["text"]
+
+
+def test_the_supervisor_sees_from_inside_its_sandbox(appliance: Appliance) -> None:
+    """The journal is followed, nothing is missed, and a machine without a GPU lacks nothing."""
+    appliance.wait_serving("default")
+    group = appliance.show("llm-supervisor.service", "ControlGroup")["ControlGroup"]
+
+    def followed() -> bool:
+        names = appliance.box.sh(f"cat $(sed 's,.*,/proc/&/comm,' /sys/fs/cgroup{group}/cgroup.procs)", check=False)
+        return "journalctl" in names.out.split()
+
+    wait_until(followed, 30, "a journalctl of the supervisor's own", pause=1)
+    assert appliance.journal("-q -o cat LLM_EVENT=telemetry-fault").strip() == ""
+    told = json.loads(appliance.cli("status --json").out)
+    assert (told["driver"], told["gpus"]) == (None, [])
+    assert "GPU" not in appliance.cli("status").out
