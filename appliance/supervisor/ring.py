@@ -34,9 +34,12 @@ class Ring:
                 break
 
     def after(self, number: int) -> tuple[list[Sample], int]:
-        """The samples with that number and later ones, as far as they are still here; and the number to go on with."""
+        """The samples with that number and later ones, as far as they are still here; and the number to go on with.
+
+        A number that was not given yet is another ring's, of before this one: all are new.
+        """
         first = self._next - len(self._samples)
-        skipped = max(number - first, 0)
+        skipped = number - first if first <= number <= self._next else 0
         return [each for place, each in enumerate(self._samples) if place >= skipped], self._next
 
 

@@ -25,7 +25,6 @@ from .nvmlwatch import ABSENT, NvmlWatch
 from .processes import Processes
 from .ring import Ring
 
-SHORTEST_INTERVAL_S = 0.1
 UNSETTLED_S = 15.0  # a driver may be slow for a while before anybody is told
 MOST_LINES, LINE_BYTES = 2000, 1 << 20  # a firewall that logs into the kernel's log must not drive out the rest
 
@@ -108,7 +107,7 @@ class Telemetry:
     async def running(self) -> AsyncIterator[None]:
         """Samples are taken inside; leaving ends every task and every child."""
         works = {
-            "NVML": self._nvml.run(self.interval),
+            "NVML": self._nvml.run(self._interval),
             "kernel log": self._log.run(),
             "loop": self._watch_the_loop(),
             "ledger": self.repeat(self._ledgers),
@@ -163,16 +162,12 @@ class Telemetry:
                 found[what] = f"given up: {task.exception()!r}"
         return {what: fault for what, fault in found.items() if fault}
 
-    def interval(self) -> float:
-        """Seconds between two looks at one source."""
-        return max(self._interval(), SHORTEST_INTERVAL_S)
-
     async def repeat(self, look: Callable[[], Awaitable[None]]) -> None:
         """Look each interval, and at once when the last look took longer; until cancelled."""
         while True:
             began = clock.monotonic()
             await look()
-            await asyncio.sleep(max(began + self.interval() - clock.monotonic(), 0.01))
+            await asyncio.sleep(max(began + self._interval() - clock.monotonic(), 0.01))
 
     async def _ledgers(self) -> None:
         watched = dict(self._engines)
@@ -185,7 +180,7 @@ class Telemetry:
     async def _watch_the_loop(self) -> None:
         """A supervisor or a machine that was stopped has seen nothing meanwhile: that is evidence as well."""
         while True:
-            interval, began = self.interval(), clock.monotonic()
+            interval, began = self._interval(), clock.monotonic()
             await asyncio.sleep(interval)
             now = clock.monotonic()
             self.late_s = max(now - began - interval, 0.0)

@@ -43,6 +43,13 @@ def test_a_reader_misses_and_repeats_nothing_that_is_kept(pauses: list[int], mos
     assert len(seen) == len({sample.t for sample in seen}) and place == t
 
 
+def test_a_reader_of_a_ring_before_this_one_gets_all() -> None:
+    ring = Ring()
+    for t in range(3):
+        ring.add(Health(t=float(t)), float(t))
+    assert [sample.t for sample in ring.after(700)[0]] == [0.0, 1.0, 2.0]
+
+
 def test_sizes_follow_what_is_in_them() -> None:
     small: Sample = Health(t=1.0)
     for large in (
