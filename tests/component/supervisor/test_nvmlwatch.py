@@ -19,7 +19,7 @@ from appliance.samples import Nvml
 from appliance.supervisor.nvmlwatch import Limits, NvmlWatch, Process
 from tests.support.fakenvml import TWO_GPUS, FakeNvml
 
-LIMIT = 30.0
+LIMIT = 60.0
 INTERVAL = 0.02
 QUICK = Limits(answer=0.1, start=LIMIT, patience=0.3, death=5.0, backoff=0.05, backoff_max=0.2, absent=0.4)
 
@@ -100,7 +100,7 @@ async def _slow_is_told_and_waited_for(directory: Path) -> None:
 
 
 async def _never_is_killed_and_asked_anew(directory: Path) -> None:
-    async with Watched(directory, replace(QUICK, start=4.0)).running() as seen:
+    async with Watched(directory, replace(QUICK, start=6.0)).running() as seen:
         await seen.until("a reading", whole)
         seen.nvml.say(TWO_GPUS + "gpu1.temp=...\n")
         await seen.until("no answer", late)
@@ -111,7 +111,7 @@ async def _never_is_killed_and_asked_anew(directory: Path) -> None:
 
 
 async def _what_cannot_be_killed_is_counted(directory: Path) -> None:
-    limits = replace(QUICK, start=4.0, death=0.05, most_stuck=2)
+    limits = replace(QUICK, start=6.0, death=0.05, most_stuck=2)
     async with Watched(directory, limits).running() as seen:
         await seen.until("a reading", whole)
         seen.condemned.clear()
@@ -160,7 +160,7 @@ async def _a_driver_that_shows_up_is_met_at_once(directory: Path) -> None:
 
 
 async def _a_killed_process_is_replaced(directory: Path) -> None:
-    async with Watched(directory, QUICK).running() as seen:
+    async with Watched(directory, replace(QUICK, patience=LIMIT)).running() as seen:
         await seen.until("a reading", whole)
         (child,) = psutil.Process().children()
         child.kill()

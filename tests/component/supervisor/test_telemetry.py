@@ -21,7 +21,7 @@ from appliance.supervisor.telemetry import Telemetry
 from tests.support.fakenvml import TWO_GPUS, FakeNvml
 from tests.support.gatewayprocess import FakeEngine
 
-LIMIT = 30.0
+LIMIT = 60.0
 INTERVAL = 0.1
 GROUP = "/system.slice/llm-engine@chat.service"  # that does not exist
 
