@@ -116,6 +116,11 @@ def engine_rung(instance: str, run: str = RUN) -> str:
     return f"{engine_directory(instance, run)}/rung.json"
 
 
+def engine_evidence(instance: str, run: str = RUN) -> str:
+    """Where the launcher is asked for evidence; its directory keeps the gateway out."""
+    return f"{engine_directory(instance, run)}/launcher/evidence.sock"
+
+
 def is_builtin(model: str) -> bool:
     """Whether a model is one that a Python package carries (`builtin:NAME`)."""
     return model.startswith("builtin:")

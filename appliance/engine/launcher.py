@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from appliance import clock
+from appliance import clock, names
 from appliance.host import notify
 from appliance.host.journal import ERR, INFO, WARNING
 from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
@@ -38,6 +38,7 @@ from appliance.wire.vllmlog import (
 )
 
 from . import leftovers, tree
+from .evidence import Desk, Order
 from .ready import Outcome, Probe
 from .report import Report, prepare
 from .verdict import Ending, verdict_of
@@ -76,6 +77,14 @@ class Launcher:
         self._deadlines: dict[str, float] = {}
         self._ending = False
         self._outcomes: deque[Outcome | None] = deque()
+        self._desk = Desk(
+            names.engine_evidence(report.identity.engine, report.identity.run),
+            self._poll,
+            kept=KEPT_LINES,
+            spy=os.path.join(os.path.dirname(plan.argv[0]), "py-spy"),
+            main=lambda: self._pid,
+            told=self._aborted,
+        )
         self._prefix = not sys.stdout.isatty()
 
     def run(self) -> int:
@@ -104,11 +113,13 @@ class Launcher:
                 probe.start()
                 self._poll.register(output, select.POLLIN)
                 self._poll.register(wake[0], select.POLLIN)
+                self._open_desk()
                 self._follow(output, wake[0])
                 self._read_all(output)
                 told = tuple(self._lines)  # what comes now is said by processes that the launcher ends
                 self._bury(output, wake[0])
         finally:
+            self._desk.close()
             if probe is not None:
                 probe.stop()
             signal.set_wakeup_fd(-1)
@@ -120,39 +131,58 @@ class Launcher:
     # --- while it lives -------------------------------------------------------------------------------------------
 
     def _follow(self, output: int, wake: int) -> None:
-        """Until vLLM's main process has been reaped, or cannot be ended."""
-        while self._status is None:
+        """Until vLLM's main process has been reaped, or cannot be ended, and an abort has told what it found."""
+        while self._status is None or self._desk.busy:
             now = clock.monotonic()
             for name, deadline in list(self._deadlines.items()):
                 if now >= deadline:
                     del self._deadlines[name]
                     self._expire(name)
-            if self._ending or self._status is not None:
+            if (self._ending or self._status is not None) and not self._desk.busy:
                 return
             self._wait(output, wake, min(self._deadlines.values(), default=now + 3600.0) - now)
 
     def _wait(self, output: int, wake: int, seconds: float) -> None:
         """Handle what comes within `seconds`; returns after the first things that came."""
-        for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
+        seconds = min(seconds, self._desk.deadline - clock.monotonic())
+        for descriptor, mask in self._poll.poll(max(0.0, seconds) * 1000):
             if descriptor == output:
                 self._read(output)
             elif descriptor == wake:
                 self._woken(wake)
+            else:
+                self._desk.ready(descriptor, mask)
+        self._desk.tick(clock.monotonic())
+
+    def _open_desk(self) -> None:
+        try:
+            self._desk.open()
+        except OSError as error:
+            self._report.log(WARNING, f"no evidence can be asked for: {error}")
+
+    def _aborted(self, order: Order, count: int) -> None:
+        """The supervisor wants vLLM ended so that it tells its stacks."""
+        self._report.incident = order.incident or None
+        self._requested = self._requested or not order.cause
+        why = f"{order.cause}: {order.reason}" if order.cause else order.reason or "asked for"
+        text = f"aborting {count} processes for their stacks: {why}"
+        self._report.log(WARNING, text, event="engine-aborted", cause=order.cause or None)
 
     def _expire(self, name: str) -> None:
         if name == "start":
             self._late = self._limits.start
-            self._report.log(ERR, f"not serving after {self._limits.start:.0f} s: ending it")
+            self._report.log(ERR, f"not serving after {self._limits.start:.0f} s: ending it", event="engine-ending")
             # Python's fault handler prints every thread's stack at SIGABRT: the only evidence there will be.
             tree.send(signal.SIGABRT, (process.pid for process in tree.descendants()))
             self._deadlines["abort"] = clock.monotonic() + self._limits.orphan
             return
-        if name == "death":
-            self._report.log(WARNING, "vLLM's engine is dead and its main process stays: ending it")
-        elif name == "stop":
-            self._report.log(WARNING, f"still there {self._limits.stop:.0f} s after SIGTERM: killing it")
-        elif name == "closing":
-            self._report.log(WARNING, "its HTTP server waits for clients that it cannot answer any more: ending it")
+        why = {
+            "death": "vLLM's engine is dead and its main process stays: ending it",
+            "stop": f"still there {self._limits.stop:.0f} s after SIGTERM: killing it",
+            "closing": "its HTTP server waits for clients that it cannot answer any more: ending it",
+        }
+        if name in why:
+            self._report.log(WARNING, why[name], event="engine-ending")
         self._ending = True
 
     def _told(self, outcome: Outcome | None, wake: int) -> None:
@@ -220,8 +250,10 @@ class Launcher:
             self._rest = b""
         written: list[str] = []
         for raw in pieces:
-            line = self._reader.read(raw.decode(errors="replace"))
+            text = raw.decode(errors="replace")
+            line = self._reader.read(text)
             if not is_trivia(line):
+                self._desk.heard(text.rstrip())
                 self._heed(line)
                 written.append(self._show(line, raw))
         if written:
@@ -258,12 +290,15 @@ class Launcher:
         self._reap()
         if left:
             told = ", ".join(f"{process.comm} ({process.pid}, state {process.state})" for process in left)
-            self._report.log(ERR, f"cannot be killed: {told}")
+            self._report.log(ERR, f"cannot be killed: {told}", event="engine-unkillable")
         until = clock.monotonic() + self._limits.output
         while not self._silent and (seconds := until - clock.monotonic()) > 0:
             self._wait(output, wake, seconds)
 
     def _finish(self, lines: tuple[Line, ...], known: Cause | None) -> int:
+        order = self._desk.ordered
+        if order is not None and order.cause:
+            known = Cause(order.cause, order.reason or "the supervisor ended it", "", -1)
         ending = Ending(self._status, self._requested, self._served, self._late)
         verdict = verdict_of(ending, lines, known)
         self._report.ended(verdict, self._status, requested=self._requested, served=self._served)

@@ -55,6 +55,7 @@ class Report:
         self.started = clock.wall()
         self.ready: float | None = None
         self.pid: int | None = None
+        self.incident: str | None = None  # the incident that this run is a part of
         self._since = self.started
         self._notices: dict[str, dict[str, object]] = {}
         self._noticed: dict[str, float] = {}  # kind -> when it was last written
@@ -127,22 +128,22 @@ class Report:
         self._since = clock.wall()
         self._write()
         if verdict.cause is None:
-            self.log(INFO, verdict.message)
+            self.log(INFO, verdict.message, event="engine-ended")
         else:
-            self.log(ERR, f"{verdict.cause}: {verdict.message}", cause=verdict.cause)
+            self.log(ERR, f"{verdict.cause}: {verdict.message}", event="engine-ended", cause=verdict.cause)
         notify.status(verdict.message)
         notify.barrier(1.0)
 
-    def log(self, priority: int, message: str, *, event: str | None = None, cause: str | None = None) -> None:
-        """A line of the launcher's own in the journal."""
-        named = cause or event
+    def log(self, priority: int, message: str, *, event: str = "engine-note", cause: str | None = None) -> None:
+        """A line of the launcher's own in the journal; a cause explains more than an event."""
         self._journal.log(
             priority,
             message,
             LLM_ENGINE=self.identity.engine,
             LLM_EVENT=event,
             LLM_CAUSE=cause,
-            MESSAGE_ID=message_id(named) if named else None,
+            LLM_INCIDENT=self.incident,
+            MESSAGE_ID=message_id(cause or event),
         )
 
     def _write(self) -> None:

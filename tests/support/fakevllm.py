@@ -6,6 +6,8 @@ FAKE_VLLM is words joined by commas:
     exit=N        that status (default 1)
     deaf          never listen                  status=N     every request is answered N
     gap=S         S seconds between two lines of the log
+    tp=N          N workers
+    say=TEXT      a line before it serves (+ stands for a blank)
     stubborn      it and its children ignore SIGTERM
     closing       after SIGTERM wait for clients for ever, as vLLM does after a drain that ran out of time
 
@@ -28,12 +30,17 @@ from pathlib import Path
 from tests.support.fakeengine import Engine, serve
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus/vllmlog"
-# An ignored SIGTERM is inherited.
+# An ignored SIGTERM is inherited. A worker of several ranks is a Python that can tell its stack, else `sleep` does.
 CORE = """
 import os, signal, subprocess, sys, time
 if "stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(os.getpid(), subprocess.Popen(["sleep", "600"]).pid, flush=True)
-time.sleep(600)
+ranks = int(sys.argv[1])
+rank = [sys.executable, "-c", "import time\\ndef waits_for_its_peers(): time.sleep(600)\\nwaits_for_its_peers()"]
+workers = [subprocess.Popen(rank if ranks > 1 else ["sleep", "600"]) for _ in range(ranks)]
+def turns_in_its_loop():
+    print(os.getpid(), *(worker.pid for worker in workers), flush=True)
+    time.sleep(600)
+turns_in_its_loop()
 """
 GONE = (
     "(APIServer pid=1) WARNING 11-29 11:49:17 [core_client.py:817] [shutdown] MPClient: engine core exited "
@@ -92,12 +99,15 @@ def main() -> None:
         say(lines, gap)
         sys.exit(int(plan.get("exit", 1)))
     socket = Path(option("--uds"))
-    core = subprocess.Popen([sys.executable, "-c", CORE, *plan], stdout=subprocess.PIPE, text=True)
+    core = subprocess.Popen([sys.executable, "-c", CORE, plan.get("tp", "1"), *plan], stdout=subprocess.PIPE, text=True)
     assert core.stdout is not None
-    pids = dict(zip(("core", "worker"), map(int, core.stdout.readline().split()), strict=True))
+    told = map(int, core.stdout.readline().split())
+    named = ["core", "worker", *(f"worker-{rank}" for rank in range(2, int(plan.get("tp", "1")) + 1))]
+    pids = dict(zip(named, told, strict=True))
     (socket.parent / "pids").write_text(json.dumps({"api": os.getpid()} | pids))
     (socket.parent / "argv").write_text(json.dumps(sys.argv))
     (socket.parent / "environment").write_text(json.dumps(dict(os.environ)))
+    say([plan["say"].replace("+", " ")] if "say" in plan else [], 0)
     say(lines[: next(i for i, line in enumerate(lines) if "Application startup complete" in line) + 1], gap)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(plan, socket))

@@ -1,0 +1,200 @@
+"""A launcher that is asked for evidence: stacks, shared memory, lines, and the abort that makes vLLM tell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.enginestage import LIMIT, Stage, alive, staged
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with staged() as made:
+        yield made
+
+
+def serving(stage: Stage, script: str = "tp=2") -> dict[str, int]:
+    stage.configure(script)
+    stage.start()
+    stage.until("serving")
+    return stage.pids()
+
+
+@contextlib.contextmanager
+def connected(stage: Stage) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(LIMIT)
+        connection.connect(str(stage.directory / "launcher/evidence.sock"))
+        yield connection
+
+
+def ask(stage: Stage, line: bytes | dict[str, object]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The parts of an answer, and its last line; ({}, {}) when the launcher only hung up."""
+    parts: dict[str, str] = {}
+    with connected(stage) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+        for raw in connection.makefile("rb"):
+            value = json.loads(raw)
+            if value.get("done"):
+                return parts, value
+            parts[value["part"]] = parts.get(value["part"], "") + value["text"]
+    return parts, {}
+
+
+def state_of(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def freeze(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state_of(pid) == "T", LIMIT, "it is stopped", 0.01)
+
+
+def blocks(text: str, pids: dict[str, int]) -> dict[str, str]:
+    """The text of each process, by the name of its pid."""
+    named = {pid: name for name, pid in pids.items()}
+    found = {}
+    for block in text.split("=== ")[1:]:
+        found[named[int(block.split(" pid ")[1].split(",")[0])]] = block
+    return found
+
+
+def test_what_each_process_does_is_told_and_nothing_is_disturbed(stage: Stage) -> None:
+    pids = serving(stage)
+    freeze(pids["worker"])
+    parts, done = ask(stage, {"verb": "stacks"})
+    assert done["ok"]
+    told = blocks(parts["processes"], pids)
+    assert set(told) == set(pids)
+    assert f"parent {pids['core']}, state T" in told["worker"]
+    assert "state S" in told["core"] and "open files: " in told["core"] and "thread " in told["core"]
+    assert all(alive(pid) for pid in pids.values()) and stage.read("state.json")["phase"] == "serving"
+
+
+@pytest.mark.parametrize("said", ["a stack", "nothing for ever"])
+def test_py_spy_is_used_where_the_runtime_has_it(stage: Stage, said: str) -> None:
+    spy = stage.home / "runtime/bin/py-spy"
+    body = 'echo "Thread of $4"' if said == "a stack" else "exec sleep 600"
+    spy.write_text(f"#!/bin/sh\n{body}\n")
+    spy.chmod(0o755)
+    pids = serving(stage)
+    parts, done = ask(stage, {"verb": "stacks"})
+    assert done["ok"]
+    told = blocks(parts["stacks"], pids)
+    assert set(told) == set(pids)
+    expected = "Thread of " if said == "a stack" else "did not end within"
+    assert all(expected in block for block in told.values())
+
+
+def test_shared_memory_and_lines(stage: Stage) -> None:
+    serving(stage)
+    parts, _ = ask(stage, {"verb": "shm"})
+    assert parts["shm"].startswith("/dev/shm: ")
+    parts, _ = ask(stage, {"verb": "lines"})
+    last = parts["lines"].splitlines()[-1]
+    stamp, _, text = last.partition(" ")
+    assert float(stamp) > 1e9
+    assert any(line.endswith("Application startup complete.") for line in parts["lines"].splitlines()), text
+
+
+@pytest.mark.parametrize("frozen", [(), ("core", "worker-2"), ("api", "worker")])
+def test_an_abort_tells_the_stack_of_each_process_also_of_stopped_ones(stage: Stage, frozen: tuple[str, ...]) -> None:
+    pids = serving(stage)
+    for name in frozen:
+        freeze(pids[name])
+    order: dict[str, object] = {"verb": "abort", "cause": "hang-collective", "reason": "no byte for 94s"}
+    parts, done = ask(stage, order | {"incident": "20261129T173000Z-chat-hang-collective"})
+    assert done == {"done": True, "ok": True, "message": "4 processes were aborted"}
+    told = blocks(parts["stacks"], pids)
+    assert list(told)[-1] == "api"
+    assert all("Fatal Python error: Aborted" in block for block in told.values())
+    assert "turns_in_its_loop" in told["core"] and "turns_in_its_loop" not in told["worker"]
+    assert "waits_for_its_peers" in told["worker"] and "waits_for_its_peers" in told["worker-2"]
+    assert stage.ended() == 71
+    verdict = stage.read("verdict.json")
+    assert (verdict["cause"], verdict["message"]) == ("hang-collective", "no byte for 94s")
+    assert not any(alive(pid) for pid in pids.values())
+    assert not (stage.directory / "launcher/evidence.sock").exists()
+    assert "aborting 4 processes for their stacks: hang-collective: no byte for 94s" in stage.output
+
+
+def test_an_abort_that_was_asked_for_is_no_death(stage: Stage) -> None:
+    serving(stage)
+    _, done = ask(stage, {"verb": "abort", "reason": "by the operator"})
+    assert done["ok"]
+    assert stage.ended() == 0
+    assert stage.read("verdict.json")["requested"] is True
+
+
+def test_an_abort_goes_on_when_its_asker_leaves(stage: Stage) -> None:
+    pids = serving(stage)
+    with connected(stage) as connection:
+        connection.sendall(b'{"verb": "abort", "cause": "hang-kernel"}\n')
+        wait_until(lambda: "aborting 4 processes" in stage.output, LIMIT, "it has begun", 0.01)
+    assert stage.ended() == 71
+    assert stage.read("verdict.json")["cause"] == "hang-kernel"
+    assert not any(alive(pid) for pid in pids.values())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"x\n",
+        b"[1]\n",
+        b'{"verb": "kill"}\n',
+        b'{"verb": "abort", "cause": "no-such-cause"}\n',
+        b"[" * 8000 + b"\n",
+    ],
+)
+def test_what_is_no_request_is_refused(stage: Stage, line: bytes) -> None:
+    pids = serving(stage, "")
+    _, done = ask(stage, line)
+    assert not done.get("ok")
+    assert all(alive(pid) for pid in pids.values())
+
+
+def test_askers_that_say_nothing_or_too_much_or_leave_do_not_hinder_the_engine(stage: Stage) -> None:
+    pids = serving(stage, "")
+    with connected(stage), connected(stage), connected(stage):
+        assert ask(stage, b"x" * 100_000) == ({}, {})
+    for _ in range(20):  # more than there is room for at once
+        with connected(stage) as connection:
+            connection.sendall(b'{"verb": "lines"}\n')
+    wait_until(lambda: ask(stage, {"verb": "lines"})[1].get("ok"), LIMIT, "it answers", 0.02)
+    assert all(alive(pid) for pid in pids.values())
+
+
+def test_only_its_own_user_and_root_may_ask(stage: Stage) -> None:
+    serving(stage, "")
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    for directory in (
+        stage.home,
+        stage.home / "run",
+        stage.home / "run/engines",
+        stage.directory,
+        stage.directory / "launcher",
+    ):
+        directory.chmod(0o755)
+    (stage.directory / "launcher/evidence.sock").chmod(0o777)
+    child = os.fork()
+    if child == 0:
+        os.setresuid(12345, 12345, 12345)
+        try:
+            os._exit(0 if ask(stage, {"verb": "lines"}) == ({}, {}) else 1)
+        except ConnectionError:
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
