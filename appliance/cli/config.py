@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +16,11 @@ from appliance.config.table import ROWS, TABLES
 from appliance.config.values import show, spell
 from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
 from appliance.host import files
+from appliance.wire.redact import HIDDEN, USERINFO, is_secret_name
 
 from . import output
 
 DEFAULT = "default"
-_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD)$", re.IGNORECASE)
-_USERINFO = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,14 +94,13 @@ def settings(config: Config, found: Effective) -> Iterator[dict[str, Any]]:
                 yield _setting(found, row.path, engine.name, path, spell(row, value))
                 continue
             for key, member in value.items():
-                hidden = row.kind == "env" and _SECRET.search(key)
-                toml = '"(hidden)"' if hidden else show(member)
+                toml = f'"{HIDDEN}"' if is_secret_name(key) else show(member)
                 yield _setting(found, f"{row.path}.{key}", engine.name, (*path, key), toml)
 
 
 def _setting(found: Effective, key: str, engine: str | None, path: Path, toml: str) -> dict[str, Any]:
     shown = key if engine is None else key.replace("engine.", f"engine[{engine}].", 1)
-    return {"key": shown, "engine": engine, "toml": _USERINFO.sub("(hidden)", toml), "from": _origin(found, path)}
+    return {"key": shown, "engine": engine, "toml": USERINFO.sub(HIDDEN, toml), "from": _origin(found, path)}
 
 
 def _origin(found: Effective, path: Path) -> str:

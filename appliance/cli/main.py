@@ -58,6 +58,8 @@ VERBS: dict[str, Verb] = {
     "runtime": Verb("appliance.cli.runtime", "list, build, choose and roll back vLLM environments", json=True),
     "chat": Verb("appliance.cli.chat", "talk to a model through the gateway"),
     "logs": Verb("appliance.cli.logs", "the journal of the appliance or of one engine"),
+    "incidents": Verb("appliance.cli.incidents", "what happened to engines, with its evidence", json=True),
+    "report": Verb("appliance.cli.report", "one file to attach to a bug report"),
     "hold": Verb("appliance.cli.hold", "stop an engine and keep it stopped"),
     "resume": Verb("appliance.cli.resume", "let a held engine start again"),
     "restart": Verb("appliance.cli.restart", "restart one engine"),

@@ -25,6 +25,7 @@ WATCH_S = 2.0
 COLOURS = {"serving": "green", "held": "red", "failed": "red", "restarting": "yellow", "stopped": "yellow"}
 BAD = frozenset({"held", "failed", "stopped"})
 _WIDE = 80
+_DAY_S = 86400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,17 @@ def from_files(config_path: str) -> dict[str, Any]:
                     "name": instance,
                     **{
                         key: entry.get(key)
-                        for key in ("state", "since", "cause", "reason", "next", "changed", "restarts", "load_s")
+                        for key in (
+                            "state",
+                            "since",
+                            "cause",
+                            "reason",
+                            "next",
+                            "changed",
+                            "restarts",
+                            "load_s",
+                            "incident",
+                        )
                     },
                     **{key: state.get(key) for key in ("phase", "message", "pid", "ready", "digest")},
                 }
@@ -109,6 +120,7 @@ def from_files(config_path: str) -> dict[str, Any]:
         "driver": gpustate.driver(gpus),
         "gpus": gpustate.gpus(gpus),
         "engines": engines,
+        "incidents": fleet.get("incidents"),
     }
 
 
@@ -127,6 +139,7 @@ def lines(value: Mapping[str, Any], now: float) -> Iterator[str]:
     yield ""
     yield from _table(value, now, columns)
     yield from _reasons(value, columns)
+    yield from _incidents(value, now, columns)
     yield from gpulines.lines(value, columns)
     yield from _advice(value)
 
@@ -195,6 +208,24 @@ def _reasons(value: Mapping[str, Any], columns: int) -> Iterator[str]:
         yield from _wrapped(f"{replica.get('name')}: ", body or output.clean(next_), columns)
         if body and next_:
             yield output.cut(f"    next: {output.clean(next_)}", columns if output.is_terminal() else None)
+
+
+def _incidents(value: Mapping[str, Any], now: float, columns: int) -> Iterator[str]:
+    """The last incidents of the last day."""
+    told = [one for one in value.get("incidents") or () if isinstance(one, Mapping) and _age(one, now) < _DAY_S]
+    if told:
+        yield ""
+    for one in told[:3]:
+        times = f" ({one['count']} times)" if isinstance(one.get("count"), int) and one["count"] > 1 else ""
+        text = f"{one.get('id')}{times}, {format_duration(_age(one, now))} ago"
+        yield output.cut(f"incident {output.clean(text)}", columns)
+    if told:
+        yield f"    llm-appliance incidents {output.clean(told[0].get('id'))}"
+
+
+def _age(one: Mapping[str, Any], now: float) -> float:
+    at = one.get("at")
+    return max(now - at, 0.0) if isinstance(at, (int, float)) else 0.0
 
 
 def _wrapped(head: str, text: str, columns: int) -> Iterator[str]:

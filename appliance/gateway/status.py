@@ -56,6 +56,7 @@ def status(state: State) -> dict[str, object]:
         "supervisor": _supervisor(state),
         "driver": gpustate.driver(gpus),
         "gpus": gpustate.gpus(gpus),
+        "incidents": _incidents(state),
         "models": [
             {"id": name, "engine": group.engine.name} for group in groups for name in served_names(group.engine)
         ],
@@ -118,6 +119,22 @@ def _supervisor(state: State) -> dict[str, object] | None:
     return {"at": number_of(value, "at"), "mode": text_of(value, "mode")}
 
 
+def _incidents(state: State) -> list[dict[str, object]] | None:
+    """The last incidents, as the supervisor told them; null where it told none."""
+    told = state.engines.fleet.value.get("incidents")
+    if not isinstance(told, list):
+        return None
+    return [
+        {
+            **{key: text_of(one, key) or None for key in ("id", "engine", "kind", "cause", "reason")},
+            "at": number_of(one, "at"),
+            "count": _whole(number_of(one, "count")),
+        }
+        for one in told
+        if isinstance(one, Mapping)
+    ]
+
+
 def _engine(state: State, group: Group, now: float) -> dict[str, object]:
     return {
         "name": group.engine.name,
@@ -148,6 +165,7 @@ def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[s
         "changed": text_of(fleet, "changed") or None,
         "restarts": _whole(number_of(fleet, "restarts")),
         "load_s": seen.load_s,
+        "incident": text_of(fleet, "incident") or None,
         "digest": replica.state.text("digest") or None,
         "pid": _whole(number_of(replica.state.value, "pid")),
         "ready": number_of(replica.state.value, "ready"),

@@ -4,6 +4,7 @@
     {"op": "hold", "engine": "chat", "reason": "..."}      until its units are down
     {"op": "resume", "engine": "chat", "wait": true}       wait: until it serves, failed, or the deadline
     {"op": "restart", "engine": "chat", "wait": true}
+    {"op": "restart", "engine": "chat", "evidence": true}  of one replica, which tells its stacks first
     {"op": "apply", "deadline": 3600}                      the file on disk comes into force; until all is settled, or
                                                            `done` names the engines that were `lost` with it
 
@@ -138,6 +139,8 @@ class Control:
     ) -> tuple[bool, str]:
         daemon = self._daemon
         instances = self._instances(request.get("engine"), with_held=op != "restart")
+        if request.get("evidence") is True:
+            instances = [instance for instance in instances if instance == request.get("engine")] or instances[:1]
         observed = await self._look(daemon.effective, daemon.desired)
         if op == "resume":
             held = daemon.holds
@@ -154,6 +157,8 @@ class Control:
                 daemon.save({**daemon.ledger.records, instance: resumed})
                 daemon.release(instance)
                 self._tell("engine-resumed", f"{instance}: resumed by the operator", instance)
+            elif request.get("evidence") is True:
+                self._take_down(instance, str(request.get("reason") or "by the operator"))
             else:
                 why = str(request.get("reason") or "by the operator")
                 daemon.save({**daemon.ledger.records, instance: orders.restarted(record, seen, why)})
@@ -164,6 +169,15 @@ class Control:
         if request.get("wait") is True:
             return await self._follow(instances, writer, queue, limit)
         return True, f"{who}: {'restart' if op == 'restart' else 'start'} is under way"
+
+    def _take_down(self, instance: str, why: str) -> None:
+        """Raises Failed where there is nothing to take evidence of, or nothing may be touched."""
+        if self._daemon.settings.mode == "observe":
+            raise Failed('nothing is killed while mode under [supervisor] is "observe"')
+        if instance in self._daemon.recoveries.active:
+            raise Failed(f"{instance} is being taken down already")
+        if not self._daemon.recoveries.restart(instance, why):
+            raise Failed(f"{instance} does not run: there is nothing to take evidence of")
 
     async def _apply(
         self, writer: asyncio.StreamWriter, queue: asyncio.Queue[dict[str, object] | None], limit: float

@@ -23,6 +23,7 @@ from appliance.policy.causes import CAUSES, Remedy
 from appliance.policy.deaths import remembered
 from appliance.policy.ladder import Ladder
 from appliance.policy.reconcile import (
+    ENDED,
     Action,
     Desired,
     Plan,
@@ -34,12 +35,15 @@ from appliance.policy.reconcile import (
     plan,
 )
 from appliance.policy.restart import Record, due_in_s
+from appliance.wire.incident import Incident
 
 from . import ledger as ledgers
-from . import rungs
+from . import rungs, sources
 from .act import Hand, Refusal
 from .fleet import Fleet, observed_only
 from .observe import Observation, desired_of, observe, read_holds
+from .recorder import Recorder
+from .recoveries import Recoveries
 from .telemetry import Telemetry
 
 SHORTEST_PAUSE_S = 0.05
@@ -63,6 +67,9 @@ class Daemon:
         self.desired = desired_of(self.effective.config)
         self.looked = asyncio.Event()  # the first look was taken
         self.wake = asyncio.Event()
+        self.recorder = Recorder(places.under_state(names.INCIDENTS), journal)
+        self.recoveries = Recoveries(self)
+        self.timeline: sources.Timeline = lambda instance: ()
         self.listeners: set[asyncio.Queue[dict[str, object] | None]] = set()
         self._acted: dict[str, tuple[float, UnitState, str]] = {}  # last request: instant, and what was seen then
         self._read_at = clock.monotonic()
@@ -97,6 +104,7 @@ class Daemon:
     async def run(self, stop: asyncio.Event) -> None:
         """Cycle until `stop` is set; a cycle that fails is told and tried again, without a sign of life."""
         self.tell_config(self.effective)
+        self._take_over()
         async with self.telemetry.running():
             while not stop.is_set():
                 try:
@@ -107,6 +115,23 @@ class Daemon:
                     self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
                 await _first(self._pause_s, self.wake, stop)
                 self.wake.clear()
+        await self.recoveries.close()
+        await self.recorder.close()
+
+    def _take_over(self) -> None:
+        """Incidents and recoveries as the last supervisor left them."""
+        try:
+            self.recorder.load()
+        except OSError as error:
+            fault = f"incidents cannot be read: {error.strerror}: {error.filename}"
+            self.complain("incidents", fault, "incident-lost", WARNING)
+        for instance, entry in self.fleet.entries.items():
+            if entry.incident is not None and entry.incident in self.recorder.known:
+                self.recorder.open[instance] = entry.incident
+        try:
+            self.recoveries.resume()
+        except OSError as error:
+            self.complain("recoveries", f"a recovery cannot be resumed: {error}", "supervisor-fault", ERR)
 
     @property
     def _pause_s(self) -> float:
@@ -139,6 +164,8 @@ class Daemon:
         self._show(made)
         if self.settings.mode == "act" and not self.observation.fault:
             for action in made.actions:
+                if action.instance in self.recoveries.active:
+                    continue
                 await self._carry_out(action)
                 notify.watchdog()
         self.publish(None)  # a cycle has ended
@@ -160,10 +187,17 @@ class Daemon:
             if not queue.full():
                 queue.put_nowait(event)
 
-    def complain(self, subject: str, fault: str, event: str, priority: int) -> None:
+    def complain(self, subject: str, fault: str, event: str, priority: int, instance: str | None = None) -> None:
         """Tell a fault once until it changes or ends (an empty fault is its end)."""
         if fault and self._faults.get(subject) != fault:
-            self.journal.log(priority, fault, MESSAGE_ID=message_id(event), LLM_EVENT=event)
+            self.journal.log(
+                priority,
+                fault,
+                MESSAGE_ID=message_id(event),
+                LLM_EVENT=event,
+                LLM_ENGINE=instance,
+                LLM_INCIDENT=self.recorder.open.get(instance) if instance else None,
+            )
         self._faults[subject] = fault
 
     def _follow(self) -> None:
@@ -185,9 +219,11 @@ class Daemon:
         for desired in self.desired:
             instance = desired.instance
             seen, record = self.observation.seen.get(instance, Seen()), records.get(instance, Record())
+            if seen.unit in ENDED and self.recoveries.took(instance, seen.run):
+                continue
             records[instance], cause = remembered(seen, record, limits, now=now, jitter=random.random())
             if cause:
-                self._tell_death(instance, records[instance])
+                self._tell_death(instance, records[instance], seen)
             self._tell_ladder(instance, record.ladder, records[instance].ladder)
         wanted = {desired.instance for desired in self.desired}
         for instance in set(records) - wanted:
@@ -217,7 +253,17 @@ class Daemon:
         event = "engine-changed"
         self.journal.log(NOTICE, text + left, MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance)
 
-    def _tell_death(self, instance: str, record: Record) -> None:
+    def subject(self, instance: str, run: str, group: str) -> sources.Subject:
+        """What evidence about a run is asked of."""
+        facts = sources.facts(self.places, self.effective)
+        return sources.Subject(instance, run, group, self.effective, self.places, self.timeline, facts=facts)
+
+    def _tell_death(self, instance: str, record: Record, seen: Seen) -> None:
+        about = Incident(
+            id="", engine=instance, at=clock.wall(), kind="death", cause=record.cause, reason=record.reason,
+            verdict="failed", action="hold" if record.hold else "restart", run=seen.run,
+        )  # fmt: skip
+        id_ = self.recorder.death(about, lambda: self.subject(instance, seen.run, ""))
         cause = CAUSES[record.cause]
         restarts = cause.remedy in (Remedy.RESTART, Remedy.WAIT)
         # The advice says what follows as a rule; where something else does, the reason or the hold's own line says it.
@@ -230,6 +276,7 @@ class Daemon:
             LLM_EVENT="engine-ended",
             LLM_ENGINE=instance,
             LLM_CAUSE=record.cause,
+            LLM_INCIDENT=id_,
         )
         self.publish({"event": "ended", "engine": instance, "cause": record.cause, "message": record.reason})
 
@@ -264,7 +311,7 @@ class Daemon:
 
     def _show(self, made: Plan) -> None:
         now, window = clock.wall(), self.settings.restart.window
-        views = dict(made.views)
+        views = {**made.views, **self.recoveries.views}
         if self.settings.mode == "observe":
             for action in made.actions:
                 if action.instance in views:
@@ -272,9 +319,12 @@ class Daemon:
         known = {desired.instance for desired in self.desired}
         counts = {name: len(record.within(window, now)) for name, record in self.ledger.records.items()}
         loads = {d.instance: self.ledger.loads[d.digest] for d in self.desired if d.digest in self.ledger.loads}
-        for event in self.fleet.update(views, known, counts, loads, now):
+        for event in self.fleet.update(views, known, counts, loads, now, self.recorder.open):
             self.publish(event)
-        self.fleet.write(self.settings.mode, now)
+        for instance, entry in self.fleet.entries.items():
+            if entry.view.state == "serving":  # its trouble is over
+                self.recorder.open.pop(instance, None)
+        self.fleet.write(self.settings.mode, now, self.recorder.recent)
 
     async def _carry_out(self, action: Action) -> None:
         """One step; a refusal is told once and tried again in a later cycle."""
@@ -287,7 +337,7 @@ class Daemon:
             verb = {Verb.HOLD: "stop", Verb.RUNTIME: "start"}.get(action.verb, action.verb.value)
             await self.hand.ask(verb, unit)
         except Refusal as refusal:
-            self.complain(unit, refusal.message, "systemd-refused", WARNING)
+            self.complain(unit, refusal.message, "systemd-refused", WARNING, action.instance or None)
             return
         self.complain(unit, "", "systemd-refused", WARNING)
         if action.verb is Verb.RUNTIME:

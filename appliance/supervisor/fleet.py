@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class Entry:
     since: float
     restarts: int = 0
     load_s: float | None = None
+    incident: str | None = None  # what its present state belongs to
 
     @property
     def public(self) -> dict[str, object]:
@@ -54,6 +55,7 @@ class Entry:
             "load_s": self.load_s,
             "not_before": view.not_before,
             "changed": view.changed,
+            "incident": self.incident,
         }
 
 
@@ -74,6 +76,7 @@ class Fleet:
         counts: Mapping[str, int],
         loads: Mapping[str, float],
         now: float,
+        incidents: Mapping[str, str] | None = None,
     ) -> list[dict[str, object]]:
         """Take over a cycle's views; returns the changes as events, each told to the journal once.
 
@@ -89,18 +92,19 @@ class Fleet:
                 continue
             changed = old is None or old.view.state != view.state
             since = now if old is None or changed else old.since
-            entries[instance] = Entry(view, since, counts.get(instance, 0), loads.get(instance))
+            incident = (incidents or {}).get(instance)
+            entries[instance] = Entry(view, since, counts.get(instance, 0), loads.get(instance), incident)
             if changed:
-                events.append(self._tell(instance, view, old, now))
+                events.append(self._tell(instance, entries[instance], old, now))
             elif old is not None and old.view.reason != view.reason:
                 events.append(_event(instance, view))
         self.entries = entries
         return events
 
-    def write(self, mode: str, now: float) -> None:
+    def write(self, mode: str, now: float, incidents: Sequence[Mapping[str, object]] = ()) -> None:
         """Replace the file when it changed or is REFRESH_S old. Raises OSError."""
         engines = {instance: entry.public for instance, entry in self.entries.items()}
-        value: dict[str, object] = {"mode": mode, "engines": engines}
+        value: dict[str, object] = {"mode": mode, "engines": engines, "incidents": list(incidents)}
         if value == self._written and 0 <= now - self._written_at < REFRESH_S:
             return
         Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +121,8 @@ class Fleet:
             counts.setdefault(entry.view.state, []).append(instance)
         return ", ".join(f"{len(who)} {state} ({', '.join(who[:4])})" for state, who in sorted(counts.items()))
 
-    def _tell(self, instance: str, view: View, old: Entry | None, now: float) -> dict[str, object]:
+    def _tell(self, instance: str, entry: Entry, old: Entry | None, now: float) -> dict[str, object]:
+        view = entry.view
         event, priority = _EVENTS[view.state]
         text = f"{instance}: {view.state}"
         if view.state == "serving" and old is not None and old.view.state != "serving":
@@ -132,6 +137,7 @@ class Fleet:
             LLM_EVENT=event,
             LLM_ENGINE=instance,
             LLM_CAUSE=view.cause if view.cause in CAUSES else None,
+            LLM_INCIDENT=entry.incident,
         )
         return _event(instance, view)
 
@@ -157,7 +163,8 @@ def _remembered(value: Mapping[str, object] | None) -> dict[str, Entry]:
                 str(entry.get(key) or "") for key in ("reason", "cause", "next", "changed")
             )
             view = View(str(entry["state"]), reason, cause, coming, changed=changed)
-            entries[str(instance)] = Entry(view, float(since) if isinstance(since, (int, float)) else 0.0)
+            at = float(since) if isinstance(since, (int, float)) else 0.0
+            entries[str(instance)] = Entry(view, at, incident=str(entry.get("incident") or "") or None)
     return entries
 
 

@@ -123,7 +123,7 @@ def seen_of(
         skipped=kind is UnitState.DOWN and unit.condition is False,
         age_s=age_s,
         end=Exit(unit.result, unit.exit_code, unit.exit_status),
-        verdict=_verdict(verdict) if _belongs(unit, kind, verdict, written, now - monotonic) else None,
+        verdict=_verdict(verdict) if _belongs(unit, kind, state, verdict, written, now - monotonic) else None,
         verdict_start=str(verdict.get("start") or ""),
         verdict_at=written,
         phase=phase,
@@ -148,7 +148,12 @@ def _facts(instance: str, state: Mapping[str, object], desired: Sequence[Desired
 
 
 def _belongs(
-    unit: systemd.Unit, kind: UnitState, verdict: Mapping[str, object], written: float | None, boot: float
+    unit: systemd.Unit,
+    kind: UnitState,
+    state: Mapping[str, object],
+    verdict: Mapping[str, object],
+    written: float | None,
+    boot: float,
 ) -> bool:
     """Whether the verdict speaks of the run that ended; of an engine that runs, it speaks of the run before.
 
@@ -157,7 +162,8 @@ def _belongs(
     if not verdict or verdict.get("start") == unit.invocation:
         return bool(verdict)
     if kind in (UnitState.STARTING, UnitState.UP):
-        return True
+        # A launcher writes its verdict a moment before it ends: then it is the present run's, which has not ended yet.
+        return verdict.get("start") != state.get("start")
     return written is not None and (unit.started is None or written >= boot + unit.started - 1.0)
 
 

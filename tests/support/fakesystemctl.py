@@ -11,6 +11,7 @@ import fcntl
 import fnmatch
 import json
 import os
+import signal
 import sys
 import time
 import uuid
@@ -89,6 +90,19 @@ def stop(state: dict[str, Any], name: str) -> None:
         found |= {"ActiveState": "inactive", "SubState": "dead", "StateChangeTimestampMonotonic": _now(), "Job": 0}
 
 
+def kill(control_group: str, name: str) -> None:
+    """The signal to all processes that the group's file lists; a unit without a group has none."""
+    try:
+        pids = Path("/sys/fs/cgroup", control_group.lstrip("/"), "cgroup.procs").read_text().split()
+    except OSError:
+        return
+    for pid in pids:
+        try:
+            os.kill(int(pid), signal.Signals[name])
+        except ProcessLookupError:
+            continue
+
+
 def show(state: dict[str, Any], names: list[str], properties: list[str]) -> str:
     """The blocks that `systemctl show` prints."""
     matched: list[str] = []
@@ -118,6 +132,8 @@ def main(arguments: list[str]) -> int:
         if verb == "show":
             sys.stdout.write(show(state, names, options["property"].split(",")))
         for name in names:
+            if verb == "kill":
+                kill(unit(state, name)["ControlGroup"], options["signal"])
             if verb in ("stop", "restart"):
                 stop(state, name)
             if verb in ("start", "restart"):

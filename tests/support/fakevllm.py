@@ -7,7 +7,7 @@ FAKE_VLLM is words joined by commas:
     deaf          never listen                  status=N     every request is answered N
     gap=S         S seconds between two lines of the log
     tp=N          N workers
-    say=TEXT      a line before it serves (+ stands for a blank)
+    say=FILE      its text, before it listens
     stubborn      it and its children ignore SIGTERM
     closing       after SIGTERM wait for clients for ever, as vLLM does after a drain that ran out of time
 
@@ -107,8 +107,8 @@ def main() -> None:
     (socket.parent / "pids").write_text(json.dumps({"api": os.getpid()} | pids))
     (socket.parent / "argv").write_text(json.dumps(sys.argv))
     (socket.parent / "environment").write_text(json.dumps(dict(os.environ)))
-    say([plan["say"].replace("+", " ")] if "say" in plan else [], 0)
     say(lines[: next(i for i, line in enumerate(lines) if "Application startup complete" in line) + 1], gap)
+    say(Path(plan["say"]).read_text().splitlines() if "say" in plan else [], 0)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(plan, socket))
 

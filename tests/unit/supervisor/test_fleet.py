@@ -1,38 +1,15 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from appliance.host.journal import Journal, message_id
+from appliance.host.journal import message_id
 from appliance.policy.reconcile import View
 from appliance.supervisor.fleet import Fleet
-
-
-class Listener:
-    """The journal's socket."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(path))
-        self._socket.setblocking(False)
-        self.journal = Journal("llm-supervisor", path=str(path))
-
-    def entries(self) -> list[dict[str, str]]:
-        found = []
-        while True:
-            try:
-                record = self._socket.recv(65536).decode()
-            except BlockingIOError:
-                return found
-            found.append(dict(line.split("=", 1) for line in record.splitlines()))
-
-    def close(self) -> None:
-        self.journal.close()
-        self._socket.close()
+from tests.support.journalsocket import Listener
 
 
 @pytest.fixture
@@ -87,6 +64,7 @@ def test_the_file_outlives_the_supervisor(listener: Listener, tmp_path: Path) ->
         "load_s": 26.0,
         "not_before": None,
         "changed": "",
+        "incident": None,
     }
     listener.entries()
     again = Fleet(str(path), listener.journal)

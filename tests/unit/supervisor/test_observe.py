@@ -75,6 +75,13 @@ def test_whose_verdict(shown: Unit, verdict: dict[str, object], belongs: bool) -
     assert (look(shown, verdict=verdict).verdict is not None) is belongs
 
 
+def test_a_verdict_of_the_present_run_is_of_no_run_that_ended() -> None:
+    """The launcher writes it a moment before it ends: the run would be counted as two deaths."""
+    assert look(unit("active", started=400.0), {"start": VERDICT["start"]}, VERDICT).verdict is None
+    assert look(unit("active", started=400.0), {"start": "another"}, VERDICT).verdict is not None
+    assert look(unit("failed", started=400.0), {"start": VERDICT["start"]}, VERDICT).verdict is not None
+
+
 def test_missing_readings_are_unknown() -> None:
     seen = look(unit("active"))
     assert (seen.digest, seen.phase, seen.verdict, seen.verdict_at) == (UNKNOWN, "", None, None)

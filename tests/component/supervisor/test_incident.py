@@ -1,0 +1,144 @@
+"""A bundle on a real disk, from sources that answer, fail and hang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.config import source
+from appliance.host.incidents import Store
+from appliance.host.journal import Journal
+from appliance.host.places import Places
+from appliance.policy.incidents import FILE_BYTES
+from appliance.supervisor.incident import Lost, ask_all, collect
+from appliance.supervisor.recorder import Recorder
+from appliance.supervisor.sources import Missing, Subject
+from appliance.wire.incident import Incident
+
+SECRET = "Zq9xSecretValue77"
+ABOUT = Incident(id="20261129T173000Z-chat-engine-died", engine="chat", at=1e9, kind="death", cause="engine-died",
+                 reason=f"it said {SECRET}", evidence=(f"line {SECRET}",))  # fmt: skip
+
+
+def subject(home: Path, smi: str = "echo GPU", records: list[dict[str, object]] | None = None) -> Subject:
+    config = home / "config.toml"
+    config.write_text(f'[[engine]]\nname = "chat"\n[engine.env]\nHF_TOKEN = "{SECRET}"\nNCCL_DEBUG = "INFO"\n')
+    return Subject(
+        "chat", "run", "", source.effective(str(config)), Places(str(home / "run"), str(home / "state")),
+        lambda engine: records or [], ("/bin/sh", "-c", smi), {"vllm": "0.32.0"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 128 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("file systems cannot be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_what_answers_is_kept_and_what_does_not_is_named(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "incidents"))
+    records: list[dict[str, object]] = [{"t": 1.0, "src": "journal", "msg": f"token={SECRET}x prompt: 'Ada'"}]
+    kept = asyncio.run(collect(ABOUT, subject(tmp_path, records=records), store))
+    (bundle,) = store.all()
+    assert bundle.incident == kept
+    assert set(kept.collected) == {"config.toml", "nvidia-smi.txt", "timeline.jsonl"} | (
+        {"kernel.log"} & set(kept.collected)
+    )
+    assert kept.missing["processes.txt"].startswith("the launcher does not answer")
+    assert kept.missing["metrics.txt"].startswith("/metrics does not answer")
+    assert kept.facts == {"vllm": "0.32.0"}
+    assert 'NCCL_DEBUG = "INFO"' in (tmp_path / "incidents" / ABOUT.id / "config.toml").read_text()
+    for path in (tmp_path / "incidents").rglob("*"):
+        assert path.is_dir() or (SECRET not in path.read_text() and "Ada" not in path.read_text()), path
+        assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640)
+    assert json.loads((tmp_path / "incidents" / ABOUT.id / "timeline.jsonl").read_text())["src"] == "journal"
+
+
+def test_sources_that_hang_or_break_cost_their_deadline_and_nothing_else() -> None:
+    async def hangs() -> dict[str, str]:
+        await asyncio.sleep(600)
+        return {}
+
+    async def breaks() -> dict[str, str]:
+        raise ValueError("no such thing")
+
+    async def lacks() -> dict[str, str]:
+        raise Missing("it has none")
+
+    async def answers() -> dict[str, str]:
+        return {"d.txt": "d", "more.txt": "m"}
+
+    asked = {"a.txt": hangs, "b.txt": breaks, "c.txt": lacks, "d.txt": answers}
+    begun = time.monotonic()
+    found, missing = asyncio.run(ask_all(asked, 0.2))
+    assert found == {"d.txt": "d", "more.txt": "m"}
+    assert missing == {"a.txt": "not there within 0 s", "b.txt": "ValueError: no such thing", "c.txt": "it has none"}
+    assert time.monotonic() - begun < 60
+
+
+def test_a_file_is_bounded_and_its_end_is_kept(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "incidents"))
+    smi = f"yes 'GPU line' | head -c {FILE_BYTES + 100}; echo; echo LAST"
+    kept = asyncio.run(collect(ABOUT, subject(tmp_path, smi), store))
+    assert FILE_BYTES - 100 < kept.collected["nvidia-smi.txt"] <= FILE_BYTES
+    text = (tmp_path / "incidents" / ABOUT.id / "nvidia-smi.txt").read_text()
+    assert text.startswith("GPU line\n") and text.endswith("\nLAST\n")
+
+
+def test_a_disk_that_is_nearly_full_gets_the_story_alone(tmp_path: Path, small: Path) -> None:
+    store = Store(str(small))
+    kept = asyncio.run(collect(ABOUT, subject(tmp_path), store))
+    assert kept.collected == {} and kept.missing == {"*": "the disk is nearly full"}
+    assert list(store.all()[0].files) == ["incident.json"]
+
+
+def test_a_disk_that_is_full_gets_nothing_and_leaves_nothing(tmp_path: Path, small: Path) -> None:
+    with open(small / "full", "wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(Lost, match="no space left"):
+        asyncio.run(collect(ABOUT, subject(tmp_path), Store(str(small))))
+    assert os.listdir(small) == ["full"]
+
+
+def test_a_death_loop_keeps_one_bundle_and_counts(tmp_path: Path) -> None:
+    async def deaths() -> list[str]:
+        recorder = Recorder(str(tmp_path / "incidents"), Journal("test", path="/nowhere"))
+        recorder.load()
+        ids = [recorder.death(replace(ABOUT, id="", at=1e9 + n), lambda: subject(tmp_path)) for n in range(5)]
+        ids.append(recorder.death(replace(ABOUT, id="", at=1e9 + 5, cause="worker-died"), lambda: subject(tmp_path)))
+        await recorder.close(60.0)
+        again = recorder.death(replace(ABOUT, id="", at=1e9 + 6), lambda: subject(tmp_path))
+        await recorder.close(60.0)
+        return [*ids, again]
+
+    ids = asyncio.run(asyncio.wait_for(deaths(), 60))
+    assert len(set(ids)) == 2 and ids[0] == ids[4] == ids[6]
+    bundles = {bundle.incident.id: bundle.incident for bundle in Store(str(tmp_path / "incidents")).all()}
+    assert set(bundles) == set(ids)
+    assert bundles[ids[0]].again == (1e9 + 1, 1e9 + 2, 1e9 + 3, 1e9 + 4, 1e9 + 6)
+
+
+def test_leftovers_of_a_killed_supervisor_are_removed_and_strangers_stay(tmp_path: Path) -> None:
+    root = tmp_path / "incidents"
+    store = Store(str(root))
+    store.describe(store.begin(ABOUT.id), ABOUT)
+    (root / "20261129T173000Z-chat-x").mkdir()  # no incident.json: not ours to judge
+    recorder = Recorder(str(root), Journal("test", path="/nowhere"))
+    recorder.load()
+    assert os.listdir(root) == ["20261129T173000Z-chat-x"]
+    assert recorder.recent == []
