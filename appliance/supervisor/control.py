@@ -18,8 +18,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
-import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,7 +25,7 @@ from pathlib import Path
 from appliance import clock
 from appliance.config import source
 from appliance.errors import EXIT_FOUND, ApplianceError, ConfigInvalid, Failed, UsageError
-from appliance.host import proc
+from appliance.host import peer, proc
 from appliance.host.journal import NOTICE, message_id
 from appliance.policy import orders
 from appliance.policy.reconcile import RUNNING, Desired, Seen, UnitState, View
@@ -93,7 +91,7 @@ class Control:
         lost: tuple[str, ...] = ()
         try:
             request = await _read(reader)
-            ok, message = await self._do(request, _peer(writer), writer)
+            ok, message = await self._do(request, peer.uid_of(writer.get_extra_info("socket")), writer)
         except ApplianceError as error:
             lost = error.engines if isinstance(error, Lost) else ()
             ok, message, status = False, error.message, error.exit_status
@@ -312,13 +310,6 @@ def _is_lost(view: View, record: Record, observation: Observation) -> bool:
     if view.state == "waiting" and observation.runtime_failed and view.reason:
         return True
     return view.state in ("held", "failed") or (view.state == "restarting" and record.not_before is not None)
-
-
-def _peer(writer: asyncio.StreamWriter) -> int:
-    """The user id at the other end, from the kernel."""
-    connection: socket.socket = writer.get_extra_info("socket")
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
 
 
 async def _read(reader: asyncio.StreamReader) -> Mapping[str, object]:

@@ -114,6 +114,7 @@ class Gateway:
         self.log_file = directory / "log"
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT), **environment}
         self.port = self.admin_port = 0
+        self.incidents: list[dict[str, Any]] | None = None  # what `fleet` tells of them
         self.process = self._start()
         if wait:
             self.wait_ready()
@@ -185,7 +186,10 @@ class Gateway:
     def fleet(self, **engines: dict[str, Any]) -> None:
         """What the supervisor would have written."""
         (self.run / "supervisor").mkdir(exist_ok=True)
-        replace_json(self.run / "supervisor" / "fleet.json", {"at": time.time(), "mode": "act", "engines": engines})
+        value: dict[str, object] = {"at": time.time(), "mode": "act", "engines": engines}
+        if self.incidents is not None:
+            value["incidents"] = self.incidents
+        replace_json(self.run / "supervisor" / "fleet.json", value)
 
     def request(self, method: str, path: str, body: object = None, *, port: int = 0, **fields: str) -> Response:
         """One request on a connection of its own, read to the end."""

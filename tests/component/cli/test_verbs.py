@@ -230,3 +230,30 @@ def test_a_closed_pipe_is_no_error(still: Stage) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(LIMIT) == 0
+
+
+@pytest.mark.parametrize("words", [("incidents",), ("incidents", "20261129"), ("report",)])
+def test_incidents_are_for_root_and_the_group(still: Stage, tmp_path: Path, words: tuple[str, ...]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    closed = tmp_path / "state"
+    (closed / "incidents").mkdir(parents=True)
+    (closed / "incidents").chmod(0o750)
+    for directory in (tmp_path, *tmp_path.parents[:3]):
+        directory.chmod(0o755)
+    program = "import os, sys; os.setgroups([]); os.setresgid(12345, 12345, 12345); os.setresuid(12345, 12345, 12345)"
+    program += f"; from appliance.cli.main import main; sys.exit(main({list(words)!r}))"
+    environment = {**still.environment, "LLM_APPLIANCE_STATE": str(closed)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT * 2
+    )
+    assert done.returncode == 3, done.stderr
+    assert "only root and the group llm-appliance may read" in done.stderr and "sudo" in done.stderr
+
+
+def test_no_incident_is_no_error_and_an_unknown_one_is(still: Stage) -> None:
+    assert call(still, "incidents").stdout == "there is no incident\n"
+    assert json.loads(call(still, "incidents", "--json").stdout) == {"incidents": []}
+    unknown = call(still, "incidents", "20261129")
+    assert unknown.returncode == 2 and "there is no incident '20261129'" in unknown.stderr
+    assert call(still, "report", "--output", "/nowhere/x").returncode == 1

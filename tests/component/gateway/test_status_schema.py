@@ -68,8 +68,10 @@ def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
     gateway = start(config(remote(engine.url) + '\n[[engine]]\nname = "local"\nmodel = "org/x"\n'))
     assert faults(gateway.admin("/status"), SCHEMA) == []
     gateway.engine_state("local", "loading", message="m", ready=None)
+    gateway.incidents = [{"id": "I", "engine": "local", "at": 1.0, "kind": "death", "cause": "engine-died",
+                          "reason": "r", "count": 2}]  # fmt: skip
     gateway.fleet(local={"state": "restarting", "since": 1.0, "cause": "engine-died", "reason": "r", "next": "n",
-                         "restarts": 2, "load_s": 3.5, "not_before": None})  # fmt: skip
+                         "restarts": 2, "load_s": 3.5, "not_before": None, "incident": "I"})  # fmt: skip
     told = wait_until(
         lambda: (s := gateway.admin("/status"))["engines"][1]["replicas"][0]["restarts"] == 2 and s,
         3,
@@ -77,6 +79,8 @@ def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
         0.05,
     )
     assert faults(told, SCHEMA) == []
+    assert told["incidents"] == gateway.incidents
+    assert told["engines"][1]["replicas"][0]["incident"] == "I"
     assert told["state"] == "degraded" and told["supervisor"]["mode"] == "act" and told["at"] <= time.time()
     gateway.config_file.write_text("[nonsense]\nx = 1\n")
     gateway.reload()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.host import files
 from appliance.policy.ladder import Ladder, Place, Rung
 from appliance.policy.restart import Record
 from appliance.supervisor import ledger
@@ -224,6 +225,8 @@ def test_observe_touches_nothing(stage: Stage) -> None:
     stage.systemd.start(unit())
     stage.serve()
     stage.wait_state("serving")
+    refused = stage.ask("restart", engine="chat", evidence=True)[-1]
+    assert not refused["ok"] and "observe" in refused["message"]
     stage.die(status=78, cause="config-error", message="bad flag")
     assert stage.wait_state("failed")["cause"] == "config-error"
     assert stage.systemd.calls == []
@@ -306,3 +309,28 @@ def test_it_stops_when_asked_and_leaves_the_engines(stage: Stage) -> None:
 def test_as_root_it_needs_no_helper(stage: Stage) -> None:
     stage.start(helper=False)
     stage.serving()
+
+
+def test_a_recovery_of_an_earlier_run_touches_nothing_of_the_present_one(stage: Stage) -> None:
+    stage.start()
+    stage.serving()
+    stage.kill()
+    (stage.state / "supervisor/recoveries").mkdir()
+    case: dict[str, object] = {"run": "an earlier one", "kind": "kill", "cause": "hang-kernel", "reason": "no token",
+                               "at": 1.0, "incident": "20261129T173000Z-chat-hang-kernel"}  # fmt: skip
+    files.replace_json(stage.state / "supervisor/recoveries/chat", case)
+    stage.start()
+    stage.wait(lambda: not (stage.state / "supervisor/recoveries/chat").exists(), "the case is closed")
+    assert stage.wait_state("serving")["restarts"] == 1  # the run that was judged, and that somebody else ended
+    assert stage.starts() == 1
+    assert [call for call in stage.systemd.calls if call[0] == "kill"] == []
+    assert stage.ask("restart", engine="chat", evidence=True)[-1]["ok"]
+    stage.wait_started(2)
+
+
+def test_no_evidence_of_what_does_not_run(stage: Stage) -> None:
+    stage.complete(False)
+    stage.start()
+    stage.wait_state("waiting")
+    refused = stage.ask("restart", engine="chat", evidence=True)[-1]
+    assert not refused["ok"] and "does not run" in refused["message"]

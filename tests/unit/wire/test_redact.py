@@ -44,7 +44,8 @@ def test_secrets_of_a_configuration_are_found_wherever_they_stand() -> None:
         f"HF_TOKEN={SECRET}", f"api_key: {SECRET}", f"'api_key': '{SECRET}'", f'{{"password": "{SECRET}"}}',
         f"--api-key {SECRET}", f"--hf-token={SECRET} --port 1", f"Authorization: Bearer {SECRET}", f"bearer {SECRET}",
         f"sk-{SECRET}", f"hf_{SECRET}", f"ghp_{SECRET}1234", f"https://me:{SECRET}@mirror/x", f"x-api-key={SECRET}",
-        f"https://x/y?a=1&token={SECRET}", f"xoxb-{SECRET}", f"ERROR token={SECRET}", f"--flag token={SECRET}", f"a=b=token={SECRET}", f"eyJhbGciOi.{SECRET}.sig",
+        f"https://x/y?a=1&token={SECRET}", f"xoxb-{SECRET}", f"ERROR token={SECRET}", f"--flag token={SECRET}",
+        f"a=b=token={SECRET}", f"eyJhbGciOi.{SECRET}.sig",
     ],
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
