@@ -241,8 +241,10 @@ def test_incidents_are_for_root_and_the_group(still: Stage, tmp_path: Path, word
     (closed / "incidents").chmod(0o750)
     for directory in (tmp_path, *tmp_path.parents[:3]):
         directory.chmod(0o755)
-    program = "import os, sys; os.setgroups([]); os.setresgid(12345, 12345, 12345); os.setresuid(12345, 12345, 12345)"
-    program += f"; from appliance.cli.main import main; sys.exit(main({list(words)!r}))"
+    program = (
+        "import os, sys; from appliance.cli import incidents, main, report; os.setgroups([]); "  # while it may read
+    )
+    program += f"os.setresgid(9, 9, 9); os.setresuid(12345, 12345, 12345); sys.exit(main.main({list(words)!r}))"
     environment = {**still.environment, "LLM_APPLIANCE_STATE": str(closed)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT * 2

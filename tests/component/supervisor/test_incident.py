@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from appliance.config import source
+from appliance.host.command import Silent, output_of
 from appliance.host.incidents import Store
 from appliance.host.journal import Journal
 from appliance.host.places import Places
-from appliance.policy.incidents import FILE_BYTES
-from appliance.supervisor.incident import Lost, ask_all, collect
+from appliance.supervisor.incident import Lost, ask_all, bounded, collect
 from appliance.supervisor.recorder import Recorder
 from appliance.supervisor.sources import Missing, Subject
 from appliance.wire.incident import Incident
@@ -90,13 +90,30 @@ def test_sources_that_hang_or_break_cost_their_deadline_and_nothing_else() -> No
     assert time.monotonic() - begun < 60
 
 
-def test_a_file_is_bounded_and_its_end_is_kept(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "incidents"))
-    smi = f"yes 'GPU line' | head -c {FILE_BYTES + 100}; echo; echo LAST"
-    kept = asyncio.run(collect(ABOUT, subject(tmp_path, smi), store))
-    assert FILE_BYTES - 100 < kept.collected["nvidia-smi.txt"] <= FILE_BYTES
-    text = (tmp_path / "incidents" / ABOUT.id / "nvidia-smi.txt").read_text()
-    assert text.startswith("GPU line\n") and text.endswith("\nLAST\n")
+@pytest.mark.parametrize(
+    ("script", "kept"),
+    [("echo one; echo two", "one\ntwo\n"), ("yes 'GPU line' | head -n 9999; echo LAST", "GPU line\nGPU line\nLAST\n")],
+)
+def test_of_a_long_answer_the_end_is_kept_from_a_whole_line_on(script: str, kept: str) -> None:
+    assert asyncio.run(output_of(("/bin/sh", "-c", script), 30.0, 27)).decode() == kept
+
+
+@pytest.mark.parametrize(
+    ("argv", "deadline_s", "why"),
+    [
+        (("no-such-program",), 5.0, "no-such-program is not installed"),
+        (("/bin/sh", "-c", "exit 3"), 30.0, "/bin/sh ended with status 3"),
+        (("/bin/sh", "-c", "exec sleep 600"), 0.2, "/bin/sh did not end within 0 s"),
+    ],
+)
+def test_a_program_without_an_answer_is_not_waited_for(argv: tuple[str, ...], deadline_s: float, why: str) -> None:
+    with pytest.raises(Silent, match=why):
+        asyncio.run(output_of(argv, deadline_s, 100))
+
+
+def test_a_file_is_bounded() -> None:
+    assert bounded("short\n", 10) == b"short\n"
+    assert bounded("one line\ntwo\nthree\n", 10) == b"three\n"
 
 
 def test_a_disk_that_is_nearly_full_gets_the_story_alone(tmp_path: Path, small: Path) -> None:
