@@ -302,7 +302,14 @@ class Control:
         }
 
     def _tell(self, event: str, text: str, instance: str | None = None) -> None:
-        self._daemon.journal.log(NOTICE, text, MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance)
+        self._daemon.journal.log(
+            NOTICE,
+            text,
+            MESSAGE_ID=message_id(event),
+            LLM_EVENT=event,
+            LLM_ENGINE=instance,
+            LLM_INCIDENT=self._daemon.recorder.open.get(instance) if instance else None,
+        )
 
 
 def _is_lost(view: View, record: Record, observation: Observation) -> bool:
