@@ -123,7 +123,8 @@ async def _lines(subject: Subject) -> Found:
         why = str(missing)
     unit = f"--unit={names.engine_unit(subject.engine)}"
     match = [f"_SYSTEMD_INVOCATION_ID={subject.run}"] if subject.run else [unit]
-    argv = ("journalctl", "-b", "--no-pager", "-q", f"--lines={KEPT_LINES}", "-o", "short-iso-precise", *match)
+    # Without -b: in a container the sandbox hides the boot id that journald knows, and a run is of one boot anyway.
+    argv = ("journalctl", "--no-pager", "-q", f"--lines={KEPT_LINES}", "-o", "short-iso-precise", *match)
     try:
         text = (await command.output_of(argv, JOURNAL_S, LOG_BYTES)).decode(errors="replace")
     except command.Silent as silent:
