@@ -139,6 +139,14 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """Whether the one-token request of our own, which asks an idle engine for a sign of life, is unanswered."""
+
+    t: float
+    outstanding: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fs:
     """A file that was removed, or that lies where it matters."""
 
@@ -215,6 +223,62 @@ class OomKill:
     unit: str = ""
 
 
-Raw: TypeAlias = Union[Metrics, Health, Nvml, Ledger, Proc, Line, Cgroup, Lag, Fs, StateFile]  # noqa: UP007
-Finding: TypeAlias = Union[Milestone, Notice, Said, Xid, OomKill]  # noqa: UP007
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The engine's unit ended: systemd's Result, and code (CLD_*) and status of its main process."""
+
+    t: float
+    result: str
+    code: int = 0
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """The machine runs anew; `clean` where it was shut down before."""
+
+    t: float
+    clean: bool
+
+
+# --- what a timeline is about -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """What is usual for one GPU of an engine: medians of watts and of percent."""
+
+    idle_power_w: Maybe[float] = UNKNOWN
+    busy_power_w: Maybe[float] = UNKNOWN
+    busy_mem_util: Maybe[float] = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What earlier runs of this model on these GPUs have shown. `gpus`: by PCI id, "" for all of them."""
+
+    gpus: Mapping[str, Usual] = field(default_factory=dict)
+    prefill_rate: Maybe[float] = UNKNOWN  # prompt tokens a second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a timeline's samples are to be judged against. `gpus`: how many the engine has; 0 on a CPU."""
+
+    engine: str = "default"
+    tp: int = 1
+    pp: int = 1
+    gpus: Maybe[int] = UNKNOWN
+    engine_gpu_pci: tuple[str, ...] = ()
+    learned: Learned = field(default_factory=Learned)
+    service_user: str = "llm-engine"
+
+    @property
+    def ranks(self) -> int:
+        """Processes that work on one step together."""
+        return self.tp * self.pp
+
+
+Raw: TypeAlias = Union[Metrics, Health, Nvml, Ledger, Proc, Line, Cgroup, Lag, Canary, Fs, StateFile]  # noqa: UP007
+Finding: TypeAlias = Union[Milestone, Notice, Said, Xid, OomKill, Ended, Boot]  # noqa: UP007
 Sample: TypeAlias = Union[Raw, Finding]  # noqa: UP007
