@@ -60,6 +60,7 @@ VERBS: dict[str, Verb] = {
     "logs": Verb("appliance.cli.logs", "the journal of the appliance or of one engine"),
     "incidents": Verb("appliance.cli.incidents", "what happened to engines, with its evidence", json=True),
     "report": Verb("appliance.cli.report", "one file to attach to a bug report"),
+    "replay": Verb("appliance.cli.replay", "judge a recorded timeline again", json=True),
     "hold": Verb("appliance.cli.hold", "stop an engine and keep it stopped"),
     "resume": Verb("appliance.cli.resume", "let a held engine start again"),
     "restart": Verb("appliance.cli.restart", "restart one engine"),

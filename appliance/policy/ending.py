@@ -1,0 +1,207 @@
+"""What is gathered of an engine's runs, so that an end finds its evidence: processes, kernel lines, memory, the log.
+
+Bounded: of each kind the last ones are kept. The kernel's lines come before a death or after it, so an end is settled
+only when `failure.BURST_AHEAD_S` have gone by.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from appliance.quantity import UNKNOWN, Maybe
+from appliance.samples import Cgroup, Fs, Gpu, Nvml, OomKill, Proc, Said, Setting, Xid
+
+from .failure import Evidence, Exit, Failure, Holder, Verdict, failure_of, hardware_of
+from .hardware import BURST_AHEAD_S, Owner, Past, Step
+from .witness import CORE
+
+KEPT = 256
+LOOK_AHEAD_S = BURST_AHEAD_S
+UNKILLABLE_S = 30.0  # after which a process that was killed and is still there waits in the driver
+LEFT_S = 10.0  # after which a process of an ended engine is left over
+SILENT_READINGS = 3  # of NVML without an answer, in a row
+PAST_S = 86400.0
+FIRST_S = 10.0  # of a timeline, in which every source that is asked regularly has spoken
+_PROCESSES = ("VLLM::", "vllm")
+
+
+class Ending:
+    """Evidence of one engine, over all its runs."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.unit = ""
+        self.killed_at: Maybe[float] = UNKNOWN
+        self._xids: deque[Xid] = deque(maxlen=KEPT)
+        self._older: deque[Xid] = deque(maxlen=KEPT)  # of earlier boots
+        self._kills: deque[OomKill] = deque(maxlen=KEPT)
+        self._exits: deque[Proc] = deque(maxlen=KEPT)
+        self._removed: deque[str] = deque(maxlen=KEPT)
+        self._processes: dict[int, Proc] = {}
+        self._gpus: tuple[Gpu, ...] = ()
+        self._code: Maybe[int] = UNKNOWN
+        self._unanswered = 0
+        self._oom_before: Maybe[int] = UNKNOWN
+        self._oom_now: Maybe[int] = UNKNOWN
+        self._first_t = float("inf")
+        self._steps: dict[str, Step] = {}
+        self.said: Said | None = None
+
+    def begin(self) -> None:
+        """A run begins: what belonged to the one before it is over."""
+        self._exits.clear()
+        self._removed.clear()
+        self._oom_before = self._oom_now
+        self.said = None
+
+    def boot(self) -> None:
+        """The machine runs anew: what the driver had said before is history."""
+        self._older.extend(self._xids)
+        self._xids.clear()
+        self._processes.clear()
+        self._gpus, self._code, self._unanswered = (), UNKNOWN, 0
+
+    def see_process(self, sample: Proc) -> None:
+        """A process; its last sample has an `event`."""
+        self._began(sample.t)
+        if sample.event:
+            self._exits.append(sample)
+            self._processes.pop(sample.pid, None)
+            return
+        self._processes[sample.pid] = sample
+        if len(self._processes) > KEPT:
+            self._processes.pop(min(self._processes, key=lambda pid: self._processes[pid].t))
+
+    def is_parent(self, pid: int) -> bool:
+        """Whether a process is the one that vLLM's engine core is a child of, whatever it is called."""
+        cores = (process for process in self._processes.values() if CORE.search(process.name))
+        return any(process.ppid == pid for process in cores)
+
+    def see_nvml(self, sample: Nvml) -> None:
+        """A reading of NVML, or why there is none."""
+        self._began(sample.t)
+        if sample.error or sample.code is not UNKNOWN:
+            self._code = sample.code
+            self._unanswered = self._unanswered + 1 if sample.code is UNKNOWN else 0
+            return
+        self._gpus, self._code, self._unanswered = sample.gpus, UNKNOWN, 0
+
+    def see_cgroup(self, sample: Cgroup) -> None:
+        """Counters of the control group; they begin anew with the unit."""
+        count = sample.events.get("oom_kill")
+        if count is None:
+            return
+        self._began(sample.t)
+        if self._oom_before is UNKNOWN:
+            # A counter that is told from the beginning on has its history; one that is told later is told for its news.
+            self._oom_before = count if sample.t <= self._first_t + FIRST_S else 0
+        elif count < self._oom_before:
+            self._oom_before = 0
+        self._oom_now = count
+
+    def see_xid(self, sample: Xid) -> None:
+        """The driver's report of a fault."""
+        self._xids.append(sample)
+
+    def see_kill(self, sample: OomKill) -> None:
+        """Somebody was killed for want of memory."""
+        self._kills.append(sample)
+
+    def see_file(self, sample: Fs) -> None:
+        """A file was removed."""
+        if sample.removed and "/dev/shm/" in sample.path:
+            self._removed.append(sample.path)
+
+    def failure(self, end: Exit, verdict: Verdict, ended: float, now: float, *, unclean_boot: bool = False) -> Failure:
+        """The failure that an end was which nobody asked for."""
+        evidence = self._evidence(ended, now, unclean_boot=unclean_boot)
+        found = failure_of(end, verdict, evidence)
+        assert found is not None  # a verdict that was not requested and names a cause
+        return found
+
+    def hardware(self, now: float) -> Failure | None:
+        """What stops a GPU of the engine, whatever the engine itself still does."""
+        return hardware_of(self._evidence(now, now))
+
+    def keep_step(self, failure: Failure) -> None:
+        """A failure of a GPU was judged: the next one of that GPU begins from here."""
+        if failure.pci:
+            self._steps[failure.pci] = max(failure.step, self._steps.get(failure.pci, Step.NOTHING))
+
+    @property
+    def owner(self) -> Owner:
+        """Whose GPUs and processes are the engine's."""
+        pci = frozenset(self._setting.engine_gpu_pci)
+        gpus: Maybe[frozenset[str]] = pci if pci or self._setting.gpus == 0 else UNKNOWN
+        pids = frozenset(self._processes) | {process.pid for process in self._exits}
+        return Owner(gpus=gpus, pids=pids if pids else UNKNOWN)
+
+    @property
+    def nvml(self) -> tuple[Maybe[int], bool]:
+        """(the error with which NVML answers, whether it does not answer at all)."""
+        return self._code, self._unanswered >= SILENT_READINGS
+
+    def left(self, ended: float, now: float) -> tuple[Proc, ...]:
+        """Processes of the ended engine that are still seen."""
+        return tuple(
+            process
+            for process in self._processes.values()
+            if process.name.startswith(_PROCESSES) and process.t >= ended + LEFT_S and process.t > now - LEFT_S
+        )
+
+    def _began(self, t: float) -> None:
+        self._first_t = min(self._first_t, t)
+
+    def _evidence(self, ended: float, now: float, *, unclean_boot: bool = False) -> Evidence:
+        recent = tuple(x for x in self._xids if x.t <= ended + LOOK_AHEAD_S)
+        counted: Maybe[int] = UNKNOWN
+        if self._oom_now is not UNKNOWN and self._oom_before is not UNKNOWN:
+            counted = self._oom_now - self._oom_before
+        past = [x for x in (*self._older, *recent) if ended - PAST_S < x.t < ended - 60.0]
+        code, silent = self.nvml
+        stuck = [p for p in self.left(ended, now) if p.state in ("D", "R") and now - ended >= UNKILLABLE_S]
+        return Evidence(
+            ended=ended,
+            unit=self.unit,
+            owner=self.owner,
+            killed_at=self.killed_at,
+            xids=recent,
+            past=Past(xids=tuple(past), steps=dict(self._steps)),
+            oom_kills=tuple(k for k in self._kills if ended - 60.0 <= k.t <= ended + LOOK_AHEAD_S),
+            oom_kills_counted=counted,
+            gpus=self._gpus,
+            nvml_code=code,
+            nvml_silent=silent,
+            exits=tuple(self._exits),
+            unkillable=tuple(stuck),
+            shm_removed=tuple(self._removed),
+            holders=self._holders(),
+            unclean_boot=unclean_boot,
+        )
+
+    def _holders(self) -> Maybe[tuple[Holder, ...]]:
+        """Who holds memory of the engine's GPUs, by the last reading."""
+        wanted = self._setting.engine_gpu_pci
+        gpus = [gpu for gpu in self._gpus if not wanted or gpu.pci in wanted]
+        known = [gpu.pids for gpu in gpus if gpu.pids is not UNKNOWN]
+        if not known:
+            return UNKNOWN
+        ended = {process.pid for process in self._exits}
+        found = (self._holder(pid) for pid in sorted({pid for pids in known for pid in pids} - ended))
+        return tuple(holder for holder in found if holder is not None)
+
+    def _holder(self, pid: int) -> Holder | None:
+        """Whose process it is; None for one of the run in question."""
+        process = self._processes.get(pid)
+        if process is None:
+            return Holder(pid)
+        unit = next((part for part in reversed(process.cgroup.split("/")) if part.startswith("llm-engine@")), "")
+        orphan = process.ppid == 1 and process.name.startswith(_PROCESSES)
+        if unit and not orphan:
+            mine = self.unit or f"llm-engine@{self._setting.engine}.service"
+            if unit == mine:
+                return None
+            return Holder(pid, process.name, engine=unit[len("llm-engine@") :].removesuffix(".service"))
+        if process.name.startswith(_PROCESSES) and not process.cgroup and process.ppid not in (1, UNKNOWN):
+            return None
+        return Holder(pid, process.name, leftover=process.name.startswith(_PROCESSES))
