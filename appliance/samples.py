@@ -196,6 +196,7 @@ class Said:
     t: float
     cause: str
     message: str
+    hint: str = ""  # what the lines say beyond the cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

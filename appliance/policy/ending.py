@@ -7,10 +7,12 @@ only when `failure.BURST_AHEAD_S` have gone by.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Cgroup, Fs, Gpu, Nvml, OomKill, Proc, Said, Setting, Xid
 
+from .causes import CAUSES
 from .failure import Evidence, Exit, Failure, Holder, Verdict, failure_of, hardware_of
 from .hardware import BURST_AHEAD_S, Owner, Past, Step
 from .witness import CORE
@@ -23,6 +25,18 @@ SILENT_READINGS = 3  # of NVML without an answer, in a row
 PAST_S = 86400.0
 FIRST_S = 10.0  # of a timeline, in which every source that is asked regularly has spoken
 _PROCESSES = ("VLLM::", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """An end that nobody asked for. `phase` is how far the run was; `status`, `signal` are vLLM's own."""
+
+    t: float
+    exit: Exit
+    phase: str
+    status: Maybe[int] = UNKNOWN
+    signal: Maybe[int] = UNKNOWN
+    unclean_boot: bool = False
 
 
 class Ending:
@@ -112,12 +126,25 @@ class Ending:
         if sample.removed and "/dev/shm/" in sample.path:
             self._removed.append(sample.path)
 
-    def failure(self, end: Exit, verdict: Verdict, ended: float, now: float, *, unclean_boot: bool = False) -> Failure:
-        """The failure that an end was which nobody asked for."""
-        evidence = self._evidence(ended, now, unclean_boot=unclean_boot)
-        found = failure_of(end, verdict, evidence)
-        assert found is not None  # a verdict that was not requested and names a cause
+    def failure(self, end: End, now: float) -> Failure:
+        """The failure that an end was which nobody asked for, by what is known at `now`."""
+        said, carrier = self.said, "engine-died" if end.phase == "serving" else "start-failed"
+        verdict = Verdict(
+            cause=carrier if said is None else said.cause,
+            message="" if said is None else said.message,
+            phase=end.phase,
+            status=end.status,
+            signal=end.signal,
+            hint=self.hint,
+        )
+        found = failure_of(end.exit, verdict, self._evidence(end.t, now, unclean_boot=end.unclean_boot))
+        assert found is not None  # the verdict names a cause and was not requested
         return found
+
+    @property
+    def hint(self) -> str:
+        """What the log says beyond the cause."""
+        return "" if self.said is None else self.said.hint
 
     def hardware(self, now: float) -> Failure | None:
         """What stops a GPU of the engine, whatever the engine itself still does."""
@@ -141,8 +168,19 @@ class Ending:
         """(the error with which NVML answers, whether it does not answer at all)."""
         return self._code, self._unanswered >= SILENT_READINGS
 
-    def left(self, ended: float, now: float) -> tuple[Proc, ...]:
-        """Processes of the ended engine that are still seen."""
+    def leftover(self, ended: float, now: float) -> Failure | None:
+        """What is left of an engine that ended, where that is worse than its end."""
+        left = self._left(ended, now)
+        who = ", ".join(f"{process.name} ({process.pid})" for process in left)
+        if any(process.state in ("D", "R") for process in left) and now >= ended + UNKILLABLE_S:
+            told = f"{who} cannot be killed: it is in a call of the driver"
+            return Failure("driver-unresponsive", CAUSES["driver-unresponsive"].remedy, told, (told,))
+        if any(process.ppid == 1 for process in left):
+            told = f"{who} is left over from the ended engine and holds the GPU's memory"
+            return Failure("gpu-memory-leaked", CAUSES["gpu-memory-leaked"].remedy, told, (told,))
+        return None
+
+    def _left(self, ended: float, now: float) -> tuple[Proc, ...]:
         return tuple(
             process
             for process in self._processes.values()
@@ -159,7 +197,7 @@ class Ending:
             counted = self._oom_now - self._oom_before
         past = [x for x in (*self._older, *recent) if ended - PAST_S < x.t < ended - 60.0]
         code, silent = self.nvml
-        stuck = [p for p in self.left(ended, now) if p.state in ("D", "R") and now - ended >= UNKILLABLE_S]
+        stuck = [p for p in self._left(ended, now) if p.state in ("D", "R") and now - ended >= UNKILLABLE_S]
         return Evidence(
             ended=ended,
             unit=self.unit,

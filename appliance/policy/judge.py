@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from appliance.config.model import Supervisor
@@ -41,8 +41,8 @@ from appliance.samples import (
 
 from .aftermath import ACTIONS, Aftermath
 from .causes import UNKNOWN_CAUSE, Remedy
-from .ending import LOOK_AHEAD_S, Ending
-from .failure import EXITED, KILLED, Exit, Failure, Verdict
+from .ending import LOOK_AHEAD_S, End, Ending
+from .failure import EXITED, KILLED, Exit, Failure
 from .hang import Opinion
 from .hardware import reading_of
 from .judgement import Judgement
@@ -54,16 +54,6 @@ UNSEEN, STARTING, SERVING, STOPPING, ENDED = "unseen", "starting", "serving", "s
 POLLED = (Metrics, Health, Nvml, Ledger, Proc, Cgroup)
 STATUS_DIED, STATUS_NEVER_SERVED = 71, 72  # as the launcher would have ended
 CARRIERS = frozenset({"engine-died", "start-failed", "worker-died", "engine-exception", "cuda-fault", UNKNOWN_CAUSE})
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """An end that nobody asked for, until it is settled."""
-
-    t: float
-    exit: Exit
-    verdict: Verdict
-    unclean_boot: bool = False
 
 
 class Judge:
@@ -78,11 +68,11 @@ class Judge:
         self._served = False  # in this run
         self._service = Service(setting, limits.interval)
         self._ending = Ending(setting)
-        self._aftermath = Aftermath(limits.restart)
+        self._aftermath = Aftermath(setting, limits.restart)
         self._start = Start(0.0)
         self._hung: Judgement | None = None
         self._hung_steps = 0
-        self._end: _End | None = None
+        self._end: End | None = None
         self._over: Judgement | None = None  # the settled end
         self._over_at = 0.0
         self._concluded: deque[Judgement] = deque(maxlen=64)
@@ -159,10 +149,10 @@ class Judge:
         """An end is final: it is entered, and held until the next run."""
         end = self._end
         assert end is not None
-        failure = self._failure(end, now)
+        failure = self._ending.failure(end, now)
         self._over = self._of_failure(failure, end, now)
         self._over_at, self._end = end.t, None
-        self._aftermath.enter(end.t, failure)
+        self._aftermath.enter(end.t, failure, self._ending.hint)
         self._ending.keep_step(failure)
 
     def _begin(self, start: str = "") -> None:
@@ -287,7 +277,7 @@ class Judge:
         used = self._phase in (STARTING, SERVING) and self._end is None and self._over is None
         self._ending.boot()
         if used and not sample.clean:
-            self._end = _End(sample.t, Exit("success"), self._verdict(UNKNOWN, UNKNOWN), unclean_boot=True)
+            self._end = End(sample.t, Exit("success"), self._ended_phase, unclean_boot=True)
         else:
             self._phase = ENDED if self._phase != UNSEEN else UNSEEN
 
@@ -303,19 +293,16 @@ class Judge:
             return
         before = self._end
         if before is None:
-            self._end = _End(t, end, self._verdict(status, signal))
+            self._end = End(t, end, self._ended_phase, status, signal)
             return
-        said = before.verdict
-        known = self._verdict(
-            said.status if status is UNKNOWN else status, said.signal if signal is UNKNOWN else signal
-        )
-        keep = end.result == "success" and before.exit.result != "success"
-        self._end = _End(before.t, before.exit if keep else end, known, before.unclean_boot)
+        told = before.exit if end.result == "success" and before.exit.result != "success" else end
+        status = before.status if status is UNKNOWN else status
+        signal = before.signal if signal is UNKNOWN else signal
+        self._end = replace(before, exit=told, status=status, signal=signal)
 
-    def _verdict(self, status: Any, signal: Any) -> Verdict:
-        """What a launcher would have written."""
-        phase = SERVING if self._served else self._start.phase
-        return Verdict(cause="", phase=phase, status=status, signal=signal)
+    @property
+    def _ended_phase(self) -> str:
+        return SERVING if self._served else self._start.phase
 
     # --- judgements ----------------------------------------------------------------------------------------------
 
@@ -345,7 +332,7 @@ class Judge:
         """An end whose evidence may still come: the kernel's lines are late at times."""
         end = self._end
         assert end is not None
-        failure = self._failure(end, now)
+        failure = self._ending.failure(end, now)
         if failure.cause not in CARRIERS or now >= end.t + LOOK_AHEAD_S:
             return self._of_failure(failure, end, now)
         told = f"{failure.reason}; the kernel may have more to say"
@@ -355,33 +342,13 @@ class Judge:
         """A settled end, unless what is left of the engine is worse."""
         over = self._over
         assert over is not None
-        left = self._ending.left(self._over_at, now)
-        if not left:
+        worse = self._ending.leftover(self._over_at, now)
+        if worse is None:
             return over
-        who = ", ".join(f"{process.name} ({process.pid})" for process in left)
-        if any(p.state in ("D", "R") for p in left) and now >= self._over_at + 30.0:
-            told = f"{who} cannot be killed: it is in a call of the driver"
-            return self._made(now, "failed", "driver-unresponsive", ACTIONS[Remedy.REBOOT], told, (told,))
-        if any(process.ppid == 1 for process in left):
-            told = f"{who} is left over from the ended engine and holds the GPU's memory"
-            return self._made(now, "failed", "gpu-memory-leaked", ACTIONS[Remedy.WAIT], told, (told,))
-        return over
+        return self._made(now, "failed", worse.cause, ACTIONS[worse.remedy], worse.reason, worse.evidence)
 
-    def _failure(self, end: _End, now: float) -> Failure:
-        said = self._ending.said
-        carrier = "engine-died" if end.verdict.phase == SERVING else "start-failed"
-        verdict = Verdict(
-            cause=said.cause if said is not None else carrier,
-            message=said.message if said is not None else "",
-            phase=end.verdict.phase,
-            status=end.verdict.status,
-            signal=end.verdict.signal,
-        )
-        return self._ending.failure(end.exit, verdict, end.t, now, unclean_boot=end.unclean_boot)
-
-    def _of_failure(self, failure: Failure, end: _End, now: float) -> Judgement:
-        verdict, action, why = self._aftermath.answer(end.t, failure)
-        reason = f"{failure.reason}; {why}" if why else failure.reason
+    def _of_failure(self, failure: Failure, end: End, now: float) -> Judgement:
+        verdict, action, reason = self._aftermath.answer(end.t, failure, self._ending.hint)
         return self._made(now, verdict, failure.cause, action, reason, failure.evidence)
 
     def _of_opinion(self, found: Opinion, now: float) -> Judgement:
@@ -389,8 +356,7 @@ class Judge:
             action = "evidence" if found.verdict == "suspect" else "none"
             return self._made(now, found.verdict, found.cause, action, found.reason, found.evidence)
         failure = Failure(found.cause, Remedy.RESTART, found.reason, found.evidence)
-        _, action, why = self._aftermath.answer(now, failure)
-        reason = f"{found.reason}; {why}" if why else found.reason
+        _, action, reason = self._aftermath.answer(now, failure)
         return self._made(now, "hung", found.cause, action, reason, found.evidence)
 
     def _made(

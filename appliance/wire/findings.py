@@ -99,7 +99,7 @@ class Reader:
         if self._said == (found.cause, message):
             return ()
         self._said = (found.cause, message)
-        return (Said(t=t, cause=found.cause, message=message),)
+        return (Said(t=t, cause=found.cause, message=message, hint=found.hint),)
 
     def _system(self, sample: Line) -> tuple[Finding, ...]:
         """A line of the kernel, of systemd or of systemd-oomd."""
