@@ -36,7 +36,7 @@ class Aftermath:
         self._limits = limits
         self._record = Record()
         # A recording does not say with which flags the engine was started: rungs are counted from vLLM's defaults.
-        self._facts = Facts(place=Place(digest="recorded", gpus=setting.engine_gpu_pci), cuda=setting.gpus != 0)
+        self._facts = Facts(place=Place("recorded", "recorded", setting.engine_gpu_pci), cuda=setting.gpus != 0)
 
     def answer(self, t: float, failure: Failure, hint: str = "") -> tuple[str, str, str]:
         """(verdict, action, reason) of an end at `t` that is not entered yet. Changes nothing."""

@@ -180,6 +180,22 @@ def test_a_hang_after_a_hang_at_the_meeting_of_the_ranks_asks_for_a_reboot() -> 
     ]  # fmt: skip
 
 
+def test_hangs_within_an_hour_climb_down_the_ladder() -> None:
+    scene = Scene(2)
+    for _ in range(4):
+        scene.say("Starting llm-engine@default.service - vLLM engine default...", src="systemd")
+        scene.say("(APIServer pid=99) INFO:     Application startup complete.")
+        scene.values["vllm:request_success_total"] = 1.0
+        scene.scrape = {"http": 200}
+        scene.serve(20)
+        scene.freeze()
+        scene.gpus(util=100, power=SPIN_W, mem=0)
+        scene.run(100)
+        ended(scene, 71)
+    found = [judgement for judgement in changes(scene) if judgement.verdict == "hung"]
+    assert [judgement.action for judgement in found] == ["restart", "restart-changed", "restart-changed", "hold"]
+
+
 def test_the_end_of_a_hung_engine_is_the_hangs() -> None:
     scene = stuck(2, seconds=120)
     timeout = f"{CORE}TimeoutError: RPC call to sample_tokens timed out."
