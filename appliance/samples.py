@@ -183,7 +183,7 @@ class Milestone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """vLLM said something that is neither milestone nor failure: `shm-wait`, `jit`, or `line` for any other line."""
+    """vLLM said something that is no milestone: `shm-wait`, `jit`, `death`, or `line` for any other line."""
 
     t: float
     kind: str

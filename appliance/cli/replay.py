@@ -34,7 +34,6 @@ from . import output
 
 STANDARD_INPUT = "-"
 LOOKED_AHEAD = 1000  # samples among which an engine is named, if the recording names any
-SETTLED_S = 5.0  # after the last sample: an end is settled then
 COLOURS = {"ok": "green", "suspect": "yellow", "unknown": "grey", "hung": "red", "failed": "red", "held": "red"}
 
 
@@ -112,6 +111,11 @@ class _Engine:
                 self._last = found
                 yield found
 
+    def settled(self) -> Iterator[Judgement]:
+        """What an end that the recording stops at amounts to when nothing more is heard."""
+        if self._judge.settles_at is not None:
+            yield from self.changes(self._judge.settles_at)
+
 
 def replayed(samples: Iterable[Recorded], setting: Setting, limits: Supervisor) -> Iterator[Judgement]:
     """Every change of an engine's judgement, in time order.
@@ -135,9 +139,9 @@ def replayed(samples: Iterable[Recorded], setting: Setting, limits: Supervisor) 
             if recorded.engine in ("", name):
                 engine.feed(recorded)
     if now is not None:
-        for at in (now, now + SETTLED_S):
-            for engine in engines.values():
-                yield from engine.changes(at)
+        for engine in engines.values():
+            yield from engine.changes(now)
+            yield from engine.settled()
 
 
 # --- the settings -----------------------------------------------------------------------------------------

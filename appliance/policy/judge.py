@@ -105,6 +105,11 @@ class Judge:
         found = self._service.opinion(now, self.limits.hang)
         return self._with_hardware(self._of_opinion(found, now), now)
 
+    @property
+    def settles_at(self) -> float | None:
+        """When an end that is known already will be settled; None when there is none."""
+        return None if self._end is None else self._end.t + LOOK_AHEAD_S
+
     def concluded(self) -> tuple[Judgement, ...]:
         """Judgements that nobody could ask for in time."""
         found = tuple(self._concluded)
@@ -263,7 +268,9 @@ class Judge:
 
     def _see_notice(self, sample: Notice) -> None:
         self._service.witness.see_notice(sample, self._service.seen_by(sample.t))
-        if self._phase == STARTING and sample.kind != "shm-wait":
+        if sample.kind == "death" and self._phase != UNSEEN:
+            self._ends(sample.t, Exit("exit-code", EXITED, STATUS_DIED if self._served else STATUS_NEVER_SERVED))
+        elif self._phase == STARTING and sample.kind != "shm-wait":
             self._start.see_line(self._service.seen_by(sample.t))
             self._hung = None
 

@@ -92,8 +92,10 @@ class Service:
         if progress.asleep:
             return Opinion("ok", "asleep", "the engine says that it sleeps")
         if progress.demand is UNKNOWN:
-            why = progress.scrape_error or "neither the gateway nor its metrics tell of its work"
-            return Opinion("unknown", UNKNOWN_CAUSE, f"nobody can say whether the engine works: {why}")
+            if not progress.scrape_error:
+                return Opinion("ok", "idle", "the engine serves; nobody tells of its work")
+            told = f"nobody can say whether the engine works: {progress.scrape_error}"
+            return Opinion("unknown", UNKNOWN_CAUSE, told)
         visible = progress.is_visible(now, self.pulse.usual_s)
         silent_s = progress.silent_s
         if progress.demand and visible:

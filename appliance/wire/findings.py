@@ -21,6 +21,7 @@ from .xid import Repeats
 
 KEPT_LINES = 2000  # of a run; the launcher keeps as many
 READY = "Application startup complete"
+TOLD_TO_STOP = "[shutdown] API server: shutdown triggered"  # by a signal; an engine that dies does not say it
 BANNER = "non-default args: "
 _MAIN = re.compile(r"Main process exited, code=(?P<code>exited|killed|dumped), status=(?P<status>\d+)")
 _RESULT = re.compile(r"Failed with result '(?P<result>[a-z-]+)'")
@@ -76,6 +77,8 @@ class Reader:
         if kind in ("shm-wait", "jit"):
             return (Notice(t=sample.t, kind=kind),)
         progress = vllmlog.milestone(line.text)
+        if line.text.startswith(TOLD_TO_STOP):
+            return (Milestone(t=sample.t, phase="stopping"),)
         if line.text.startswith(READY):
             self._served = True
             told.append(Milestone(t=sample.t, phase="serving"))
@@ -86,8 +89,11 @@ class Reader:
         elif kind:
             told.append(Notice(t=sample.t, kind=kind))
         self._last = line.text
-        if vllmlog.announces_death(line) or (_may_tell(line) and _signs(line.text)):
+        dying = vllmlog.announces_death(line)
+        if dying or (_may_tell(line) and _signs(line.text)):
             told += self._cause(sample.t)
+        if dying:
+            told.append(Notice(t=sample.t, kind="death"))
         return tuple(told)
 
     def _cause(self, t: float) -> tuple[Finding, ...]:

@@ -68,6 +68,23 @@ def test_systemd_alone_tells_of_an_end() -> None:
     assert last(scene) == ("failed", "engine-died", "restart")
 
 
+def test_the_log_alone_tells_of_an_end() -> None:
+    scene = serving()
+    scene.say(FATAL)
+    scene.say(f"{CORE}KeyError: 'x'")
+    assert last(scene) == ("failed", "engine-exception", "restart")
+    assert changes(scene)[-1].t == scene.t + 5.0
+
+
+def test_a_signal_to_stop_is_no_death() -> None:
+    scene = serving()
+    scene.say("(APIServer pid=99) INFO 11-29 12:16:22 [launcher.py:254] [shutdown] API server: shutdown triggered")
+    scene.freeze()
+    scene.run(10)
+    scene.put("proc", pid=99, name="VLLM::APIServer", event="exit", exit_code=0)
+    assert [(found.verdict, found.cause) for found in changes(scene)] == [("ok", "idle"), ("ok", "draining")]
+
+
 def test_a_stop_that_was_asked_for_is_no_failure() -> None:
     scene = serving()
     scene.say("Stopping llm-engine@default.service - vLLM engine default...", src="systemd")
