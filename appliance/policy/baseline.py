@@ -67,8 +67,10 @@ class Baseline:
         )
 
     def learn_busy(self, gpus: tuple[Gpu, ...]) -> None:
-        """A reading while tokens flowed."""
+        """A reading while tokens flowed; a card that did nothing at that moment was not at work."""
         for gpu in gpus:
+            if gpu.util is not UNKNOWN and gpu.util <= IDLE_UTIL:
+                continue
             if gpu.power_w is not UNKNOWN:
                 self._busy.setdefault(gpu.pci, _Median()).add(gpu.power_w)
             if gpu.mem_util is not UNKNOWN:

@@ -39,6 +39,7 @@ class Silence:
     silent_s: float
     demand: bool
     ranks: int = 1
+    on_gpus: bool = True
     running: Maybe[float] = UNKNOWN
     waiting: Maybe[float] = UNKNOWN
     inflight: Maybe[int] = UNKNOWN
@@ -173,8 +174,8 @@ def _class(silence: Silence, seen: Testimony) -> str:
         return "hang-livelock"
     if seen.notices and several and not unscheduled:
         return "hang-rank-absent" if seen.dead_air else "hang-collective"
-    if seen.dead_air or unscheduled or not seen.has_gpus:
-        return "hang-scheduler" if seen.dead_air or unscheduled or not several else "hang-collective"
+    if seen.dead_air or unscheduled or not (several or silence.on_gpus):
+        return "hang-scheduler"
     return "hang-collective" if several else "hang-kernel"
 
 

@@ -46,6 +46,7 @@ class Progress:
         self.episode = 0  # grows whenever a silence ends
         self.steps = 0  # grows with every progress
         self.tokenless_s = 0.0  # as `silent_s`, since the last token
+        self.token_s = float("inf")  # observed seconds since a token, with demand or without
         self.preempted_s = float("inf")  # observed seconds since a request was preempted
         self.metrics: Metrics | None = None  # the last that was answered
         self.scrape_error = ""
@@ -110,6 +111,7 @@ class Progress:
             self.ledger = None  # the gateway tells nothing any more
         self._working_s += seconds
         self.preempted_s += seconds
+        self.token_s += seconds
         if self.demand is True:
             self.idle_s = self._absent_s = 0.0
             if self.asleep:
@@ -180,7 +182,7 @@ class Progress:
     def _progress(self, tokens: bool) -> None:
         self.steps += 1
         if tokens:
-            self.tokenless_s = 0.0
+            self.tokenless_s = self.token_s = 0.0
         self._break()
 
     def _break(self) -> None:

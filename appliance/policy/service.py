@@ -62,8 +62,7 @@ class Service:
         progress, seen = self.progress, self.pulse.seen
         gpus = self.witness.see_gpus(sample, seen)
         if learn and gpus:
-            flows = progress.steps > 0 and progress.tokenless_s <= 2.0 * self.pulse.usual_s
-            if progress.demand is True and flows:
+            if progress.demand is True and progress.token_s <= 2.0 * self.pulse.usual_s:
                 self.witness.baseline.learn_busy(gpus)
             elif progress.demand is False and progress.idle_s >= IDLE_AFTER_S:
                 self.witness.baseline.learn_idle(gpus, seen - self._read_at)
@@ -132,6 +131,7 @@ class Service:
             silent_s=silent_s,
             demand=progress.demand is True,
             ranks=self._setting.ranks,
+            on_gpus=self._setting.gpus != 0,
             running=progress.value(RUNNING),
             waiting=progress.value(WAITING),
             inflight=UNKNOWN if ledger is None else ledger.inflight,

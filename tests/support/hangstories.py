@@ -97,6 +97,24 @@ def learnt_alone() -> Scene:
     return scene
 
 
+def learnt_around_a_sleep() -> Scene:
+    """Requests wait for a sleeping engine: what its cards show then is not what work looks like."""
+    scene = Scene(2, learned={})
+    scene.idle(400)
+    scene.serve(200)
+    scene.rest()
+    scene.values['vllm:engine_sleep_state{sleep_state="awake"}'] = 0.0
+    scene.inflight, scene.silent_since = 2, scene.t
+    scene.gpus(util=40, power=IDLE_W, mem=0)
+    scene.run(1600)
+    scene.values['vllm:engine_sleep_state{sleep_state="awake"}'] = 1.0
+    scene.serve(20)
+    scene.freeze()
+    scene.gpus(util=100, power=SPIN_W, mem=0)
+    scene.run(200)
+    return scene
+
+
 def stopped_worker() -> Scene:
     scene = Scene(2, gpus=0, nvml=False)
     scene.serve(120)
@@ -213,6 +231,7 @@ HANGS: dict[str, Hang] = {
     "one kernel": Hang(lambda: stuck(), "hang-kernel", CONFIRM),
     "one kernel at medium power": Hang(lambda: stuck(power=180, mem=10), "hang-kernel", BLIND),
     "baseline learnt": Hang(learnt_alone, "hang-collective", CONFIRM),
+    "baseline learnt, and a sleep": Hang(learnt_around_a_sleep, "hang-collective", CONFIRM),
     "worker stopped, no GPU": Hang(stopped_worker, "hang-rank-absent", CONFIRM),
     "notices and a worker that waits": Hang(notices, "hang-rank-absent", IDLE_GPU),
     "clients give up": Hang(clients_give_up, "hang-collective", CONFIRM + 2 * 4.0),
