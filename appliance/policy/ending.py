@@ -21,7 +21,7 @@ KEPT = 256
 LOOK_AHEAD_S = BURST_AHEAD_S
 UNKILLABLE_S = 30.0  # after which a process that was killed and is still there waits in the driver
 LEFT_S = 10.0  # after which a process of an ended engine is left over
-SILENT_READINGS = 3  # of NVML without an answer, in a row
+SILENT_S = 15.0  # without an answer of NVML; a slow driver is not yet a sick one
 PAST_S = 86400.0
 FIRST_S = 10.0  # of a timeline, in which every source that is asked regularly has spoken
 _PROCESSES = ("VLLM::", "vllm")
@@ -54,7 +54,8 @@ class Ending:
         self._processes: dict[int, Proc] = {}
         self._gpus: tuple[Gpu, ...] = ()
         self._code: Maybe[int] = UNKNOWN
-        self._unanswered = 0
+        self._unanswered_since: Maybe[float] = UNKNOWN
+        self._is_silent = False
         self._oom_before: Maybe[int] = UNKNOWN
         self._oom_now: Maybe[int] = UNKNOWN
         self._first_t = float("inf")
@@ -73,7 +74,8 @@ class Ending:
         self._older.extend(self._xids)
         self._xids.clear()
         self._processes.clear()
-        self._gpus, self._code, self._unanswered = (), UNKNOWN, 0
+        self._gpus, self._code = (), UNKNOWN
+        self._unanswered_since, self._is_silent = UNKNOWN, False
 
     def see_process(self, sample: Proc) -> None:
         """A process; its last sample has an `event`."""
@@ -96,9 +98,15 @@ class Ending:
         self._began(sample.t)
         if sample.error or sample.code is not UNKNOWN:
             self._code = sample.code
-            self._unanswered = self._unanswered + 1 if sample.code is UNKNOWN else 0
+            if sample.code is not UNKNOWN:
+                self._unanswered_since, self._is_silent = UNKNOWN, False
+                return
+            if self._unanswered_since is UNKNOWN:
+                self._unanswered_since = sample.t
+            self._is_silent = sample.stuck > 0 or sample.t - self._unanswered_since >= SILENT_S
             return
-        self._gpus, self._code, self._unanswered = sample.gpus, UNKNOWN, 0
+        self._gpus, self._code = sample.gpus, UNKNOWN
+        self._unanswered_since, self._is_silent = UNKNOWN, False
 
     def see_cgroup(self, sample: Cgroup) -> None:
         """Counters of the control group; they begin anew with the unit."""
@@ -166,7 +174,7 @@ class Ending:
     @property
     def nvml(self) -> tuple[Maybe[int], bool]:
         """(the error with which NVML answers, whether it does not answer at all)."""
-        return self._code, self._unanswered >= SILENT_READINGS
+        return self._code, self._is_silent
 
     def leftover(self, ended: float, now: float) -> Failure | None:
         """What is left of an engine that ended, where that is worse than its end."""

@@ -20,6 +20,7 @@ from appliance.samples import (
     Fs,
     Gpu,
     Health,
+    Lag,
     Ledger,
     Line,
     Metrics,
@@ -181,10 +182,12 @@ def _nvml(t: float, fields: Fields) -> Nvml:
                 remapped_rows=rows if own is UNKNOWN else own,
             )
         )
+    stuck = fields.integer("stuck")
     error, code = fields.text("error"), fields.integer("code")
     if code is UNKNOWN:
         code = next((number for words, number in _NVML_CODES if words in error.lower()), UNKNOWN)
-    return Nvml(t=t, gpus=tuple(gpus), error=error, code=code)
+    stuck = 0 if stuck is UNKNOWN else stuck
+    return Nvml(t=t, gpus=tuple(gpus), driver=fields.text("driver"), error=error, code=code, stuck=stuck)
 
 
 def _rows(fields: Fields) -> Maybe[tuple[int, int, bool, bool]]:
@@ -253,7 +256,12 @@ def _fs(t: float, fields: Fields) -> Fs:
 
 def _state_file(t: float, fields: Fields) -> StateFile:
     value = fields.value("value")
-    return StateFile(t=t, path=fields.text("path"), value=value if isinstance(value, str) else json.dumps(value))
+    told = value if isinstance(value, str) else "" if value is None else json.dumps(value)
+    return StateFile(t=t, path=fields.text("path"), value=told)
+
+
+def _lag(t: float, fields: Fields) -> Lag:
+    return Lag(t=t, late_s=fields.need_number("late_s"))
 
 
 def _canary(t: float, fields: Fields) -> Canary:
@@ -273,4 +281,5 @@ _READERS: Mapping[str, Callable[[float, Fields], Raw]] = {
     "fs": _fs,
     "state_file": _state_file,
     "canary": _canary,
+    "lag": _lag,
 }

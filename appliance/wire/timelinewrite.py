@@ -16,6 +16,7 @@ from appliance.samples import (
     Cgroup,
     Fs,
     Health,
+    Lag,
     Ledger,
     Line,
     Metrics,
@@ -31,7 +32,7 @@ from .timelinesetting import as_config
 
 _SOURCES: dict[type[Any], str] = {
     Metrics: "metrics", Health: "health", Nvml: "nvml", Ledger: "ledger", Proc: "proc", Cgroup: "cgroup", Fs: "fs",
-    StateFile: "state_file", Canary: "canary",
+    StateFile: "state_file", Canary: "canary", Lag: "lag",
 }  # fmt: skip
 _CGROUP = {"events": "memory.events", "current_gib": "memory.current_gib", "peak_gib": "memory.peak_gib"}
 

@@ -80,6 +80,7 @@ def _evidence(scene: Scene, case: Case) -> None:
         scene.put("nvml", error="an error", code=evidence.nvml_code)
     for _ in range(3 if evidence.nvml_silent else 0):
         scene.put("nvml", error="no answer within 3 s")
+        scene.skip(10)
     if evidence.holders is not UNKNOWN:
         for holder in evidence.holders:
             unit = f"llm-engine@{holder.engine}.service" if holder.engine else "user.slice"

@@ -15,6 +15,7 @@ from appliance.samples import (
     Fs,
     Gpu,
     Health,
+    Lag,
     Learned,
     Ledger,
     Line,
@@ -177,7 +178,7 @@ _gpus = st.lists(
 _samples = st.one_of(
     st.builds(Metrics, t=_t, http=_count, values=st.dictionaries(st.sampled_from(["a", "vllm:b"]), st.floats(0, 9))),
     st.builds(Health, t=_t, http=_count, latency_ms=_number, error=_words),
-    st.builds(Nvml, t=_t, gpus=_gpus.map(tuple), error=_words, code=_count),
+    st.builds(Nvml, t=_t, gpus=_gpus.map(tuple), driver=_words, error=_words, code=_count, stuck=st.integers(0, 3)),
     st.builds(Ledger, t=_t, inflight=_count, oldest_silent_s=_number, since_any_byte_s=_number, structured=_count),
     st.builds(Proc, t=_t, pid=st.integers(1, 9999), ppid=_count, name=_words, cpu_pct=_number, exit_code=_count),
     st.builds(Line, t=_t, src=st.sampled_from(["journal", "kernel", "systemd"]), msg=_words, unit=_words, boot=_words),
@@ -185,6 +186,7 @@ _samples = st.one_of(
               read_bytes=_count),
     st.builds(Fs, t=_t, path=_words, removed=st.booleans()),
     st.builds(StateFile, t=_t, path=_words, value=_words),
+    st.builds(Lag, t=_t, late_s=st.floats(0, 1e6)),
     st.builds(Canary, t=_t, outstanding=st.booleans()),
 )  # fmt: skip
 
