@@ -7,7 +7,7 @@ only when `failure.BURST_AHEAD_S` have gone by.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Cgroup, Fs, Gpu, Nvml, OomKill, Proc, Said, Setting, Xid
@@ -88,6 +88,15 @@ class Ending:
         if len(self._processes) > KEPT:
             self._processes.pop(min(self._processes, key=lambda pid: self._processes[pid].t))
 
+    def is_own(self, process: Proc) -> bool:
+        """Whether a process is the engine's, as far as its control group tells; without one it is taken for one."""
+        if not process.cgroup:
+            return True
+        unit = self.unit or f"llm-engine@{self._setting.engine}.service"
+        if "llm-engine@" in process.cgroup:
+            return unit in process.cgroup
+        return process.name.startswith(_PROCESSES)
+
     def is_parent(self, pid: int) -> bool:
         """Whether a process is the one that vLLM's engine core is a child of, whatever it is called."""
         cores = (process for process in self._processes.values() if CORE.search(process.name))
@@ -154,9 +163,10 @@ class Ending:
         """What the log says beyond the cause."""
         return "" if self.said is None else self.said.hint
 
-    def hardware(self, now: float) -> Failure | None:
-        """What stops a GPU of the engine, whatever the engine itself still does."""
-        return hardware_of(self._evidence(now, now))
+    def hardware(self, now: float, since: float) -> Failure | None:
+        """What stops a GPU of the engine, whatever the engine itself still does; the kernel's lines from `since` on."""
+        known = self._evidence(now, now)
+        return hardware_of(replace(known, xids=tuple(xid for xid in known.xids if xid.t >= since)))
 
     def keep_step(self, failure: Failure) -> None:
         """A failure of a GPU was judged: the next one of that GPU begins from here."""
@@ -168,7 +178,8 @@ class Ending:
         """Whose GPUs and processes are the engine's."""
         pci = frozenset(self._setting.engine_gpu_pci)
         gpus: Maybe[frozenset[str]] = pci if pci or self._setting.gpus == 0 else UNKNOWN
-        pids = frozenset(self._processes) | {process.pid for process in self._exits}
+        seen = (*self._processes.values(), *self._exits)
+        pids = frozenset(process.pid for process in seen if self.is_own(process))
         return Owner(gpus=gpus, pids=pids if pids else UNKNOWN)
 
     @property

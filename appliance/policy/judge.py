@@ -51,6 +51,7 @@ from .startup import Start
 from .witness import API, CORE, WORKER
 
 UNSEEN, STARTING, SERVING, STOPPING, ENDED = "unseen", "starting", "serving", "stopping", "ended"
+XID_BEFORE_S = 30.0  # of a silence: the kernel's line comes first, and a step may still end
 POLLED = (Metrics, Health, Nvml, Ledger, Proc, Cgroup)
 STATUS_DIED, STATUS_NEVER_SERVED = 71, 72  # as the launcher would have ended
 CARRIERS = frozenset({"engine-died", "start-failed", "worker-died", "engine-exception", "cuda-fault", UNKNOWN_CAUSE})
@@ -217,12 +218,13 @@ class Judge:
             self._start.see_gpus(self._service.witness.own(sample), self._service.seen)
 
     def _see_proc(self, sample: Proc) -> None:
-        compiles = self._service.see_process(sample)
-        if sample.event == "exit" or sample.exit_code is not UNKNOWN:
-            self._see_exit(sample)
+        if self._ending.is_own(sample):
+            compiles = self._service.see_process(sample)
+            if sample.event == "exit" or sample.exit_code is not UNKNOWN:
+                self._see_exit(sample)
+            elif self._phase == STARTING and compiles:
+                self._start.see_activity(self._service.seen)
         self._ending.see_process(sample)
-        if self._phase == STARTING and compiles:
-            self._start.see_activity(self._service.seen)
 
     def _see_exit(self, sample: Proc) -> None:
         """A process of the engine ended. The engine does not outlive any of vLLM's own."""
@@ -315,7 +317,10 @@ class Judge:
 
     def _with_hardware(self, found: Judgement, now: float) -> Judgement:
         """A fault of a GPU is the cause behind a silence; an engine that works is left alone, whatever is told."""
-        failure = self._ending.hardware(now)
+        # An engine that has moved since its GPU was reported has shown that it can; only when it is surely hung is an
+        # older report the cause.
+        recent = now - self._service.progress.silent_s - XID_BEFORE_S
+        failure = self._ending.hardware(now, float("-inf") if found.verdict in ("hung", "ok") else recent)
         if failure is not None:
             if found.verdict in ("hung", "suspect"):
                 facts = (*failure.evidence, *found.evidence)

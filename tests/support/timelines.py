@@ -167,3 +167,35 @@ def start_lines() -> list[str]:
         "(EngineCore pid=100) INFO 11-29 11:48:59 [core.py:1] Initializing a V1 LLM engine (v0.32.0)",
         "(Worker_TP0 pid=200) INFO 11-29 11:49:01 [pynccl.py:1] vLLM is using nccl==2.28.9",
     ]
+
+
+def stuck(tp: int = 1, *, util: float | None = 100, power: float | None = SPIN_W, mem: float | None = 0,
+          running: float | None = None, waiting: float | None = None, seconds: float = 270.0, nvml: bool = True,
+          gateway: bool = True) -> Scene:  # fmt: skip
+    """Serves, then nothing moves; the cards show what they are told to."""
+    scene = Scene(tp, nvml=nvml, gateway=gateway)
+    scene.serve(120)
+    scene.freeze(running, waiting)
+    scene.gpus(util=util, power=power, mem=mem)
+    scene.run(seconds)
+    return scene
+
+
+def starting(tp: int = 2, interval: float = 2.0) -> Scene:
+    scene = Scene(tp, interval=interval)
+    scene.scrape = {"error": "connection refused"}
+    for line in start_lines():
+        scene.say(line)
+    scene.say("(Worker_TP0 pid=200) INFO 11-29 11:49:02 [x.py:1] rank 0 in world size 2 is assigned")
+    return scene
+
+
+def livelock_with_grammar() -> Scene:
+    scene = Scene()
+    scene.serve(60)
+    scene.freeze(running=0, waiting=1)
+    scene.ledger_more = {"structured": 1}
+    scene.gpus(util=0, power=IDLE_W, mem=0)
+    scene.values["vllm:num_requests_running"] = 1.0
+    scene.process(scene.core, state="R", cpu_pct=100.0)
+    return scene

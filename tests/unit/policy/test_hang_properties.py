@@ -17,8 +17,9 @@ from appliance.policy.judgement import Judgement
 from appliance.samples import Ledger, Metrics, Nvml, Proc, Sample
 from appliance.wire import timeline
 from appliance.wire.findings import Reader
-from tests.support.hangstories import BLIND, HANGS, TRAPS, judged, told
+from tests.support.hangstories import BLIND, HANGS, judged, told
 from tests.support.timelines import JIT, SHM_WAIT, Scene
+from tests.support.trapstories import TRAPS
 
 LIMITS = Supervisor()
 

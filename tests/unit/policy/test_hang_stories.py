@@ -6,8 +6,9 @@ import pytest
 
 from appliance.policy.causes import CAUSES
 from appliance.policy.judgement import ACTIONS, VERDICTS, Judgement
-from tests.support.hangstories import HANGS, TRAPS, judged, told
+from tests.support.hangstories import HANGS, judged, told
 from tests.support.timelines import Scene
+from tests.support.trapstories import TRAPS
 
 
 def changes(name: str) -> list[Judgement]:

@@ -8,8 +8,7 @@ from appliance.cli.replay import replayed
 from appliance.config.model import Restart, Supervisor
 from appliance.policy.judgement import Judgement
 from appliance.wire import timeline
-from tests.support.hangstories import starting, stuck
-from tests.support.timelines import IDLE_W, SPIN_W, Scene
+from tests.support.timelines import IDLE_W, SPIN_W, Scene, starting, stuck
 
 CORE = "(EngineCore pid=100) ERROR 11-29 11:49:17 [c.py:1] "
 GONE = "(APIServer pid=99) WARNING 11-29 11:49:17 [c.py:1] [shutdown] MPClient: engine core exited unexpectedly; x"
@@ -122,6 +121,17 @@ def test_a_faulty_gpu_is_the_cause_behind_a_silence() -> None:
     assert "hung" not in {judgement.verdict for judgement in found}
 
 
+def test_an_engine_that_has_moved_since_is_not_ended_for_an_old_report() -> None:
+    scene = serving()
+    scene.put("kernel", msg="NVRM: Xid (PCI:0000:01:00): 62, pid=200, name=VLLM::Worker, PMU halt")
+    scene.serve(120)
+    scene.freeze()
+    scene.gpus(util=0, power=IDLE_W, mem=0)
+    scene.run(110)
+    scene.serve(20)
+    assert {judgement.action for judgement in changes(scene)} == {"none", "evidence"}
+
+
 def test_a_serving_engine_is_left_alone_whatever_is_told_of_its_driver() -> None:
     scene = serving()
     for more in ({"error": "Driver/library version mismatch", "code": 18}, {"error": "no answer within 3 s"}):
@@ -230,6 +240,17 @@ def test_what_is_left_of_an_ended_engine_is_named(state: str, ppid: int, cause: 
     scene.processes[201] = {"name": "VLLM::Worker_TP1", "state": state, "ppid": ppid}
     scene.run(60)
     assert last(scene) == ("failed", cause, action)
+
+
+def test_another_programs_process_is_no_witness_and_no_end() -> None:
+    """It lies beside the engine's in the recording, in a control group of its own, on the same GPU."""
+    scene = stuck(1, seconds=0)
+    scene.processes[4711] = {"name": "vllm", "state": "T", "ppid": 1, "cgroup": "/llm-engine@other.service"}
+    scene.cards[0]["pids"] = [scene.core, 4711]
+    scene.run(200)
+    scene.put("proc", pid=4711, name="vllm", event="exit", exit_code=1, cgroup="/llm-engine@other.service")
+    scene.put("kernel", msg="NVRM: Xid (PCI:0000:01:00): 31, pid=4711, name=python3, MMU Fault")
+    assert last(scene) == ("suspect", "slow", "evidence")
 
 
 def test_an_unclean_boot_is_told_from_a_shutdown() -> None:
