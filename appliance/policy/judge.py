@@ -52,7 +52,7 @@ from .witness import API, CORE, WORKER
 
 UNSEEN, STARTING, SERVING, STOPPING, ENDED = "unseen", "starting", "serving", "stopping", "ended"
 XID_BEFORE_S = 30.0  # of a silence: the kernel's line comes first, and a step may still end
-POLLED = (Metrics, Health, Nvml, Ledger, Proc, Cgroup)
+POLLED = (Metrics, Health, Nvml, Ledger, Proc, Cgroup, Canary)  # what somebody asked for at its instant
 STATUS_DIED, STATUS_NEVER_SERVED = 71, 72  # as the launcher would have ended
 CARRIERS = frozenset({"engine-died", "start-failed", "worker-died", "engine-exception", "cuda-fault", UNKNOWN_CAUSE})
 
@@ -182,14 +182,14 @@ class Judge:
             self._begin()
         if answered:
             self._serve()
-        elif self._phase == UNSEEN and "refused" in sample.error.lower():
+        elif self._phase == UNSEEN and _is_nobody_there(sample.error):
             self._phase, self._start = STARTING, Start(self._service.seen_by(self._t))
         self._service.see_metrics(sample)
 
     def _see_health(self, sample: Health) -> None:
         if sample.http == 200:
             self._serve()
-        elif self._phase == UNSEEN and "refused" in sample.error.lower():
+        elif self._phase == UNSEEN and _is_nobody_there(sample.error):
             self._phase, self._start = STARTING, Start(self._service.seen)
 
     def _serve(self) -> None:
@@ -378,3 +378,8 @@ class Judge:
             t=t, engine=self.setting.engine, verdict=verdict, cause=cause, action=action, reason=reason,
             evidence=evidence,
         )  # fmt: skip
+
+
+def _is_nobody_there(error: str) -> bool:
+    """Whether a question failed since nothing listens yet, in the words of connect(2)."""
+    return "refused" in error.lower() or "no such file" in error.lower()

@@ -79,6 +79,18 @@ def first_step_after_idle() -> Scene:
     return scene
 
 
+def unanswered_canary() -> Scene:
+    """Nobody calls; our own request is out, and hangs in the engine's first step after the rest."""
+    scene = Scene(2, gateway=False)
+    scene.serve(60)
+    scene.idle(310)
+    scene.silent_since = scene.t
+    scene.put("canary", outstanding=True)
+    scene.gpus(util=100, power=SPIN_W, mem=0)
+    scene.run(200)
+    return scene
+
+
 def learnt_alone() -> Scene:
     """No baseline is given: it is learnt from the engine's own work and rest."""
     scene = Scene(2, learned={})
@@ -223,6 +235,7 @@ HANGS: dict[str, Hang] = {
     "first step after idle": Hang(first_step_after_idle, "hang-collective", CONFIRM),
     "one kernel": Hang(lambda: stuck(), "hang-kernel", CONFIRM),
     "one kernel at medium power": Hang(lambda: stuck(power=180, mem=10), "hang-kernel", BLIND),
+    "canary unanswered": Hang(unanswered_canary, "hang-collective", CONFIRM),
     "baseline learnt": Hang(learnt_alone, "hang-collective", CONFIRM),
     "baseline learnt, and a sleep": Hang(learnt_around_a_sleep, "hang-collective", CONFIRM),
     "worker stopped, no GPU": Hang(stopped_worker, "hang-rank-absent", CONFIRM),

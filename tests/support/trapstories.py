@@ -47,14 +47,14 @@ def cold_compile() -> Scene:
 
 
 def jit() -> Scene:
-    """Three kernels are compiled while requests wait, 70 s each."""
+    """Three kernels are compiled while requests wait; the last takes longer than a hang with a witness would."""
     scene = Scene(2)
-    for _ in range(3):
+    for util, seconds in ((0, 70), (100, 70), (100, 110)):
         scene.serve(60)
         scene.freeze()
         scene.say(f"(Worker_TP0 pid=200) WARNING 11-29 12:00:00 [jit_monitor.py:1] {JIT}")
-        scene.gpus(util=0, power=IDLE_W, mem=0)
-        scene.run(70)
+        scene.gpus(util=util, power=IDLE_W, mem=0)
+        scene.run(seconds)
     scene.serve(30)
     return scene
 
