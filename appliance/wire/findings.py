@@ -50,7 +50,7 @@ class Reader:
         self._boot = ""
         self._shut_down = False
 
-    def read(self, sample: Raw) -> tuple[Finding, ...]:
+    def read(self, sample: Raw | Notice) -> tuple[Finding, ...]:
         """What a sample tells beyond itself."""
         if isinstance(sample, Line):
             boot = self._booted(sample.t, sample.boot)
@@ -151,17 +151,18 @@ class Reader:
             return self._booted(sample.t, sample.value.strip())
         if not sample.path.endswith("state.json"):
             return ()
-        phase, start = sample.value, ""
+        phase, start, joining = sample.value, "", False
         if phase.startswith("{"):
             try:
                 value = json.loads(phase)
             except (ValueError, RecursionError):
                 return ()
             phase, start = str(value.get("phase", "")), str(value.get("start", ""))
+            joining = value.get("joining") is True or value.get("message") == vllmlog.JOINING
         if phase not in vllmlog.PHASES:
             return ()
         self._served |= phase == "serving"
-        return (Milestone(t=sample.t, phase=phase, start=start),)
+        return (Milestone(t=sample.t, phase=phase, start=start, joining=joining),)
 
     def _booted(self, t: float, boot: str) -> tuple[Finding, ...]:
         """Another boot id than before: the machine was restarted, in order or not."""

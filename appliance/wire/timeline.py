@@ -24,6 +24,7 @@ from appliance.samples import (
     Ledger,
     Line,
     Metrics,
+    Notice,
     Nvml,
     Proc,
     Raw,
@@ -43,7 +44,7 @@ class Recorded:
     """A sample with the engine that it is about, empty where the line does not say, and the line's number."""
 
     engine: str
-    sample: Raw
+    sample: Raw | Notice
     line: int
 
 
@@ -260,6 +261,10 @@ def _state_file(t: float, fields: Fields) -> StateFile:
     return StateFile(t=t, path=fields.text("path"), value=told)
 
 
+def _notice(t: float, fields: Fields) -> Notice:
+    return Notice(t=t, kind=fields.need_text("kind"))
+
+
 def _lag(t: float, fields: Fields) -> Lag:
     return Lag(t=t, late_s=fields.need_number("late_s"))
 
@@ -268,7 +273,7 @@ def _canary(t: float, fields: Fields) -> Canary:
     return Canary(t=t, outstanding=fields.flag("outstanding"))
 
 
-_READERS: Mapping[str, Callable[[float, Fields], Raw]] = {
+_READERS: Mapping[str, Callable[[float, Fields], Raw | Notice]] = {
     "metrics": _metrics,
     "health": _health,
     "nvml": _nvml,
@@ -282,4 +287,5 @@ _READERS: Mapping[str, Callable[[float, Fields], Raw]] = {
     "state_file": _state_file,
     "canary": _canary,
     "lag": _lag,
+    "notice": _notice,
 }

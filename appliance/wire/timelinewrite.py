@@ -1,7 +1,7 @@
-"""Samples as lines of a recorded timeline; `timeline.read` gives them back.
+"""Samples as the objects of a recorded timeline, a line of JSON each; `timeline.read` gives them back.
 
-Findings are not written: a reader finds them again in the lines that they were found in. Only a milestone is, as the
-state file that it came from.
+What is found in lines is not written: a reader finds it again in them. What the launcher alone has told is: a milestone
+as the state file that it came from, and notices.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from appliance.samples import (
     Line,
     Metrics,
     Milestone,
+    Notice,
     Nvml,
     Proc,
     Sample,
@@ -32,21 +33,22 @@ from .timelinesetting import as_config
 
 _SOURCES: dict[type[Any], str] = {
     Metrics: "metrics", Health: "health", Nvml: "nvml", Ledger: "ledger", Proc: "proc", Cgroup: "cgroup", Fs: "fs",
-    StateFile: "state_file", Canary: "canary", Lag: "lag",
+    StateFile: "state_file", Canary: "canary", Lag: "lag", Notice: "notice",
 }  # fmt: skip
 _CGROUP = {"events": "memory.events", "current_gib": "memory.current_gib", "peak_gib": "memory.peak_gib"}
 
 
-def header(setting: Setting, supervisor: dict[str, Any] | None = None) -> str:
-    """The first line, without its end; `supervisor` are settings of that section in TOML's form."""
+def header(setting: Setting, supervisor: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The first line as an object; `supervisor` are settings of that section in TOML's form."""
     config = as_config(setting)
-    return _json({"config": {**config, "supervisor": supervisor} if supervisor else config})
+    return {"config": {**config, "supervisor": supervisor} if supervisor else config}
 
 
-def line_of(sample: Sample, engine: str = "") -> str | None:
-    """One line, without its end; None for a finding, which stands in another line already."""
+def record_of(sample: Sample, engine: str = "") -> dict[str, Any] | None:
+    """One line as an object for JSON; None for a finding, which stands in another line already."""
     if isinstance(sample, Milestone):
-        sample = StateFile(t=sample.t, path="state.json", value=sample.phase)
+        state = {"phase": sample.phase, "start": sample.start, "joining": sample.joining}
+        sample = StateFile(t=sample.t, path="state.json", value=json.dumps(state))
     src = sample.src if isinstance(sample, Line) else _SOURCES.get(type(sample))
     if src is None:
         return None
@@ -56,14 +58,10 @@ def line_of(sample: Sample, engine: str = "") -> str | None:
     if isinstance(sample, Nvml):
         told["gpus"] = [_told(gpu) for gpu in sample.gpus]
     head = {"t": told.pop("t"), "src": src, **({"engine": engine} if engine else {})}
-    return _json({**head, **{name: value for name, value in told.items() if name != "src"}})
+    return {**head, **{name: value for name, value in told.items() if name != "src"}}
 
 
 def _told(value: Any) -> dict[str, Any]:
     """The fields that say something; a false or a zero does."""
     found = {field.name: getattr(value, field.name) for field in fields(value)}
     return {name: each for name, each in found.items() if each is not UNKNOWN and each != "" and each != {}}
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=list)

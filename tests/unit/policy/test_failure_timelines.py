@@ -5,8 +5,6 @@ The table is the classifier's own; here its evidence goes the long way: written 
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from appliance.cli.replay import replayed
@@ -73,9 +71,9 @@ def _evidence(scene: Scene, case: Case) -> None:
     if evidence.oom_kills_counted is not UNKNOWN:
         scene.put("cgroup", **{"memory.events": {"oom_kill": evidence.oom_kills_counted}})
     if evidence.gpus:
-        line = timelinewrite.line_of(Nvml(t=scene.t, gpus=tuple(evidence.gpus)))
-        assert line is not None
-        scene.lines.append(json.loads(line))
+        record = timelinewrite.record_of(Nvml(t=scene.t, gpus=tuple(evidence.gpus)))
+        assert record is not None
+        scene.lines.append(record)
     if evidence.nvml_code is not UNKNOWN:
         scene.put("nvml", error="an error", code=evidence.nvml_code)
     for _ in range(3 if evidence.nvml_silent else 0):

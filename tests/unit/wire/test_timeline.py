@@ -25,18 +25,22 @@ from appliance.samples import (
     Nvml,
     Proc,
     Raw,
+    Said,
     Setting,
     StateFile,
     Usual,
+    Xid,
 )
 from appliance.wire import timeline, timelinewrite
+from appliance.wire.findings import Reader
+from appliance.wire.vllmlog import PHASES
 
 CORPUS = sorted((Path(__file__).parents[2] / "corpus/timelines/malformed").glob("*.jsonl"))
 HEAD = b'{"config": {}}\n'
 Figures = tuple[Maybe[float], Maybe[float], Maybe[float]]
 
 
-def read(*lines: object) -> list[Raw]:
+def read(*lines: object) -> list[Raw | Notice]:
     text = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     return [recorded.sample for recorded in timeline.read([HEAD, *text], "x.jsonl").samples]
 
@@ -186,15 +190,15 @@ _samples = st.one_of(
               read_bytes=_count),
     st.builds(Fs, t=_t, path=_words, removed=st.booleans()),
     st.builds(StateFile, t=_t, path=_words, value=_words),
+    st.builds(Notice, t=_t, kind=st.sampled_from(["jit", "shm-wait", "line"])),
     st.builds(Lag, t=_t, late_s=st.floats(0, 1e6)),
     st.builds(Canary, t=_t, outstanding=st.booleans()),
 )  # fmt: skip
 
 
 @given(_samples, st.sampled_from(["", "chat"]))
-def test_what_is_written_reads_back(sample: Raw, engine: str) -> None:
-    line = timelinewrite.line_of(sample, engine)
-    assert line is not None and "\n" not in line
+def test_what_is_written_reads_back(sample: Raw | Notice, engine: str) -> None:
+    line = json.dumps(timelinewrite.record_of(sample, engine), allow_nan=False)
     (recorded,) = timeline.read([HEAD, line.encode()], "x").samples
     assert (recorded.engine, recorded.sample, recorded.line) == (engine, sample, 2)
 
@@ -205,16 +209,21 @@ def test_a_setting_reads_back() -> None:
                       prefill_rate=8000.0)  # fmt: skip
     setting = Setting(engine="chat", tp=2, gpus=2, engine_gpu_pci=("0000:01:00", "0000:02:00"), learned=learned)
     head = timelinewrite.header(setting, {"hang": {"confirm": "60s"}})
-    recording = timeline.read([head.encode()], "x")
+    recording = timeline.read([json.dumps(head).encode()], "x")
     assert recording.setting == setting
     assert recording.raw["supervisor"] == {"hang": {"confirm": "60s"}}
 
 
-def test_findings_are_not_written_but_for_a_milestone() -> None:
-    assert timelinewrite.line_of(Notice(t=1.0, kind="jit")) is None
-    line = timelinewrite.line_of(Milestone(t=1.0, phase="serving"))
-    assert line is not None
-    assert json.loads(line) == {"t": 1.0, "src": "state_file", "path": "state.json", "value": "serving"}
+@given(st.sampled_from(PHASES), st.sampled_from(["", "a1"]), st.booleans())
+def test_a_milestone_that_the_launcher_told_reads_back(phase: str, start: str, joining: bool) -> None:
+    milestone = Milestone(t=1.0, phase=phase, start=start, joining=joining)
+    (recorded,) = timeline.read([HEAD, json.dumps(timelinewrite.record_of(milestone)).encode()], "x").samples
+    assert Reader().read(recorded.sample) == (milestone,)
+
+
+def test_what_is_found_in_a_line_is_not_written_again() -> None:
+    assert timelinewrite.record_of(Xid(t=1.0, number=79)) is None
+    assert timelinewrite.record_of(Said(t=1.0, cause="kv-none", message="")) is None
 
 
 @given(st.lists(st.binary(max_size=60), max_size=5))
