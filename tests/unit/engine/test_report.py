@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from appliance.engine.report import Identity, Report
+from appliance.engine.report import Identity, Report, Start
 
 
 def state(directory: Path) -> Any:
@@ -13,7 +13,7 @@ def state(directory: Path) -> Any:
 
 def test_a_notice_is_on_disk_at_once_and_repeats_are_gathered(tmp_path: Path) -> None:
     (tmp_path / "engines/chat").mkdir(parents=True)
-    report = Report(Identity("chat", "run", "m", ("m",), "d", str(tmp_path)))
+    report = Report(Identity("chat", "run", "m", ("m",), str(tmp_path)), Start())
     report.noticed("jit")
     first = state(tmp_path)["notices"]
     assert first["jit"]["count"] == 1 and first["jit"]["at"] >= report.started
