@@ -321,7 +321,8 @@ def test_a_recovery_of_an_earlier_run_touches_nothing_of_the_present_one(stage: 
     files.replace_json(stage.state / "supervisor/recoveries/chat", case)
     stage.start()
     stage.wait(lambda: not (stage.state / "supervisor/recoveries/chat").exists(), "the case is closed")
-    assert stage.wait_state("serving")["restarts"] == 1  # the run that was judged, and that somebody else ended
+    # The run that was judged, and that somebody else ended, counts.
+    stage.wait(lambda: (stage.fleet().get("state"), stage.fleet().get("restarts")) == ("serving", 1), "it serves")
     assert stage.starts() == 1
     assert [call for call in stage.systemd.calls if call[0] == "kill"] == []
     assert stage.ask("restart", engine="chat", evidence=True)[-1]["ok"]
