@@ -44,6 +44,7 @@ FLEET_STATE = f"{RUN}/supervisor/fleet.json"  # written by the supervisor
 GPU_STATE = f"{RUN}/supervisor/gpus.json"  # written by the supervisor
 SUPERVISOR_SOCKET = f"{RUN}/supervisor/control.sock"
 GATEWAY_SOCKET = f"{RUN}/gateway/control.sock"
+GATEWAY_HANDOVER_SOCKET = f"{RUN}/gateway/handover.sock"
 UNITCTL_SOCKET = f"{RUN}/unitctl.sock"
 
 # --- units -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The allowance of every key: what a call may use is taken before it, given back after it, and kept over a restart.
 
 Counters are in memory; what the day and the month have used is written behind the loop's back every few seconds, and
-once more at the end. A lost write costs at most those seconds of a quota, never a call.
+once more at the end. A lost write costs at most those seconds of a quota, never a call. A process that another one
+follows lays the file down; from then on it counts its own calls alone, and tells `settled` of each that ends.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from math import ceil
-from typing import cast
+from typing import Any, cast
 
 from appliance import clock
 from appliance.config.model import KeyLimits
@@ -37,14 +38,19 @@ class Allowances:
         self._number = self._written = 0
         self._lock = threading.Lock()  # writes may overlap; the newest counts win
         self._problem = ""
+        self._laid_down = False
+        self.settled: Callable[[Hold, int | None], None] | None = None  # who is told of each call that ends
         self._restore(clock.wall())
 
     # --- one call -------------------------------------------------------------------------------------------------
     def take(self, principal: Principal, call: Call, route: Route) -> Hold:
         """Reserve what the call may use. Raises ApiError with the limit that stands in the way."""
-        limits = principal.limits
+        return self.reserve(principal, demand(call, route, principal.limits))
+
+    def reserve(self, principal: Principal, wanted: Demand) -> Hold:
+        """`take` for what a call is known to need."""
         account = self._account(principal)
-        held = account.reserve(limits, demand(call, route, limits), clock.monotonic(), clock.wall())
+        held = account.reserve(principal.limits, wanted, clock.monotonic(), clock.wall())
         if isinstance(held, Denied):
             raise ApiError(held.code, held.reason, param=held.param, retry_after=held.retry_after, final=held.final)
         return held
@@ -53,6 +59,8 @@ class Allowances:
         """The call ended and used so many tokens; None: no engine has seen it. Once for each hold."""
         hold.account.settle(hold, principal.limits, used, clock.monotonic(), clock.wall())
         self._changed = True
+        if self.settled is not None:
+            self.settled(hold, used)
 
     def fields(self, principal: Principal) -> list[tuple[str, str]]:
         """The response fields that tell a client where it stands, for the limits that its key has."""
@@ -79,6 +87,46 @@ class Allowances:
         if account is None:
             account = self._accounts[principal.key_id] = Account()
         return account
+
+    # --- from one process to the next -----------------------------------------------------------------------------
+    def adopt(self, key: str, tokens: int, since: float) -> Hold:
+        """Count what a call holds that another process has let in, or is to carry out."""
+        return self._account(Principal(key, key)).adopt(tokens, since)
+
+    def count(self, key: str, limits: KeyLimits, used: int) -> None:
+        """Count tokens of a call of which nothing was held here."""
+        self._account(Principal(key, key)).count(limits, used, clock.monotonic(), clock.wall())
+        self._changed = True
+
+    def holds(self) -> list[tuple[str, Hold]]:
+        """Everything that is held, with the key's id."""
+        return [(key, hold) for key, account in self._accounts.items() for hold in account.holds]
+
+    def state(self) -> dict[str, object]:
+        """All counters for the process that takes over."""
+        return {key: account.state() for key, account in self._accounts.items()}
+
+    def restore(self, accounts: Mapping[str, Any]) -> None:
+        """Go on from the counters of the process before; before any call."""
+        epoch = clock.wall()
+        self._accounts = {}
+        for key, state in accounts.items():
+            account = self._accounts[key] = Account()
+            account.requests.restore(*state["requests"])
+            account.tokens.restore(*state["tokens"])
+            for quota in (account.day, account.month):
+                start, used = state[quota.period.value]
+                quota.restore(start, used, epoch)
+        self._changed = True
+
+    def lay_down(self) -> None:
+        """Let another process write the file: when this returns, no write of ours is under way. Blocks for the disk."""
+        with self._lock:
+            self._laid_down = True
+
+    def take_up(self) -> None:
+        """Write again."""
+        self._laid_down = False
 
     # --- readings -------------------------------------------------------------------------------------------------
     @property
@@ -121,7 +169,7 @@ class Allowances:
         if not counts["keys"] and not os.path.exists(self._path):
             return
         with self._lock:
-            if number < self._written:
+            if number < self._written or self._laid_down:
                 return
             self._written = number
             try:

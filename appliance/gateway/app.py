@@ -6,9 +6,8 @@ One process, one loop. What depends on time happens in `_tick`; what another pro
 from __future__ import annotations
 
 import asyncio
-import grp
+import math
 import os
-import socket
 import ssl
 from collections.abc import Callable
 
@@ -18,30 +17,36 @@ from appliance.config.model import Config, Gateway
 from appliance.errors import ApiError, Failed
 from appliance.host import journal, notify
 from appliance.host.places import Places
+from appliance.wire.openai import Call, Route
 
 from .admin import Admin
-from .allowances import Allowances
-from .auth import Gatekeeper
+from .allowances import Allowances, demand
+from .auth import Gatekeeper, Principal
+from .claim import Claim
 from .connection import ClientServer
-from .engines import Engines, Replica
+from .engines import Engines
 from .exchange import Exchange
 from .faults import loop_handler, place
-from .fetch import get
+from .fetch import probe
 from .handler import Handler
+from .handover import Heir, hand_over
 from .learning import learn
 from .ledger import Ledger, Record
-from .listeners import Listener, adopt, bind
 from .metrics import Metrics
+from .predecessors import Predecessors
+from .selfprobe import SelfProbe
+from .sockets import PUBLIC, Servers, Sockets
+from .status import line, silences
+from .successor import Successor, left_behind
 from .tasks import Tasks
-from .upstream import ConnectFailed, Late
 
 POLL = 0.5  # seconds between two looks at keys, state files and waiting calls
 PROBE = 2.0  # seconds between two looks at a remote engine
-FALL = 2  # looks in a row that came to nothing before it gets no more calls: busy is not away
 LINGER = 1.0  # seconds that idle connections may still bring a call while draining
 SETTLE = 0.1  # and in which connections that were just accepted appear
 REPORT = 3.0  # seconds between two STATUS= lines
-PUBLIC, ADMIN = "public", "admin"  # FileDescriptorName= of the socket units
+TAKE_ON = 2.0  # seconds for older processes to say what they hold before new calls are accepted
+TELL = 5.0  # seconds at its end in which a process tells its successor the rest
 
 
 class App:
@@ -59,14 +64,18 @@ class App:
         self.fault = ""
         self.engines = Engines(places.run, loop)
         self.gatekeeper = Gatekeeper(self.warn)
+        self._state = places.under_state(names.GATEWAY_STATE)
         self.allowances = Allowances(places.under_state(names.KEY_USE), self.warn)
         self.metrics = Metrics()
         self.ledger = Ledger(journal.Journal("llm-gateway"))
         self.exchanges: set[Exchange] = set()
+        self.predecessors = Predecessors(self.engines, self.allowances, self.gatekeeper, self.finished, log)
+        self.successor: Successor | None = None
         self.effective = source.Effective(config=None)
         self.config: Config | None = None
         self.audit_directory: str | None = None
         self.draining = False  # new answers announce the end of their connection
+        self.retired = False  # because another process has taken over
         self.closing = False  # new calls are refused
         self.tokens_per_second = self.loop_lag = 0.0
         self._events_before = 0
@@ -78,11 +87,11 @@ class App:
         )
         self._admin = ClientServer(Admin(self, handler, control=False).serve, self.warn)
         self._control = ClientServer(Admin(self, handler, control=True).serve, self.warn)
-        self.listeners: list[Listener] = []
-        self._admin_listeners: list[Listener] = []
-        self._inherited = False
-        self._control_path: str | None = None
+        self.sockets = Sockets(places.run, self.tasks, self.warn)
+        self._writes = False  # the usage ledger and what keys have used have one writer: the process that accepts
         self._hurried = False
+        self._handing_over: asyncio.Task[bool] | None = None
+        self._line: asyncio.Task[None] | None = None
         self.reload()
 
     def warn(self, text: str) -> None:
@@ -109,8 +118,12 @@ class App:
         self.engines.configure(config)
         audit = (config or Config()).audit
         self.audit_directory = audit.directory if config and audit.enabled else None
-        self.ledger.configure(self.audit_directory, audit.retention)
+        self._configure_ledger()
         self._load_certificate()
+
+    def _configure_ledger(self) -> None:
+        retention = (self.config or Config()).audit.retention
+        self.ledger.configure(self.audit_directory if self._writes else None, retention)
 
     def _load_certificate(self) -> None:
         gateway = self.settings
@@ -129,66 +142,67 @@ class App:
         return (self.config or Config()).gateway
 
     # --- life -------------------------------------------------------------------------------------------------------
-    async def start(self) -> None:
-        """Listen. Raises Failed when a socket cannot be had."""
-        passed = notify.listen_fds()
-        gateway = self.settings
-        if gateway.tls_certificate and self._tls is None:
-            raise Failed(f"the certificate {gateway.tls_certificate} cannot be used", hint="llm-appliance check")
-        self._inherited = bool(passed.get(PUBLIC))
-        public = adopt(passed.get(PUBLIC, [])) or [bind(address) for address in gateway.listen]
-        admin = adopt(passed.get(ADMIN, [])) or [bind(gateway.admin_listen)]
-        handshake = (lambda: self.settings.timeouts.head) if self._tls else None
-        self.listeners = [Listener(s, self.server, self.tasks, self.warn, self._tls, handshake) for s in public]
-        self._admin_listeners = [Listener(s, self._admin, self.tasks, self.warn) for s in admin]
-        await self._open_control()
-        await self._probe_remote()
+    async def start(self, heir: Heir | None = None) -> None:
+        """Listen, with an heir's sockets and counters where there is one. Raises Failed when that cannot be."""
+        if self.settings.tls_certificate and self._tls is None:
+            raise Failed(f"the certificate {self.settings.tls_certificate} cannot be used", hint="llm-appliance check")
+        if heir is not None and self.effective.errors:
+            raise Failed(f"the configuration is invalid: {self.effective.errors[0]}", hint="llm-appliance check")
+        await probe(self.engines.replicas(), self.settings.timeouts.connect)
+        passed, expected = notify.listen_fds(), list[int]()
+        self.sockets.kept = bool(passed.get(PUBLIC))
+        if heir is not None:
+            estate = await heir.inherit()
+            passed, expected, self.sockets.kept = heir.sockets, estate["expected"], estate["kept"]
+            self.allowances.restore(estate["accounts"])
+        servers = Servers(self.server, self._admin, self._control)
+        self.sockets.open(self.settings, passed, servers, self._tls, lambda: self.settings.timeouts.head)
+        await self._begin(expected)
         self._core.start(self._tick(), "tick")
         self._core.start(self._poll(), "poll")
         self._core.start(self._probe(), "probe")
         self._core.start(learn(self.engines), "learn")
-        self._core.start(self._watchdog(), "watchdog")
         self._core.start(self.allowances.keep(), "allowances")
-        for listener in [*self.listeners, *self._admin_listeners]:
-            listener.start()
+        self.sockets.start()
 
-    async def _open_control(self) -> None:
-        """The socket for supervisor and command line, where its directory exists."""
-        path = Places(run=self.run_directory).under_run(names.GATEWAY_SOCKET)
-        if not os.path.isdir(os.path.dirname(path)):
-            return
-        try:
-            if os.path.exists(path):
-                os.unlink(path)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            before = os.umask(0o117)
-            try:
-                listener.bind(path)
-            finally:
-                os.umask(before)
-            listener.listen(128)
-        except OSError as error:
-            self.warn(f"the control socket is missing: {path}: {error.strerror}")
-            return
-        try:
-            os.chown(path, -1, grp.getgrnam(names.GROUP).gr_gid)
-        except (KeyError, OSError):
-            pass  # no such group here, or not ours to give: root and our own user can still open it
-        self._control_path = path
-        self._admin_listeners.append(Listener(listener, self._control, self.tasks, self.warn))
+    def watch(self) -> None:
+        """Feed the watchdog from now on: it listens to the main process alone."""
+        self._core.start(self._watchdog(), "watchdog")
+
+    async def _begin(self, expected: list[int]) -> None:
+        """Become the one that writes and counts, what older processes hold and could not tell included."""
+        self._writes = True
+        self._configure_ledger()
+        listener = self.sockets.handover()
+        if listener is not None:
+            await self.predecessors.open(listener)
+        await _until(lambda: set(expected) <= set(self.predecessors.pids), TAKE_ON)
+        loop = asyncio.get_running_loop()
+        for fact in await loop.run_in_executor(None, left_behind, self._state):
+            self.predecessors.late(fact)
 
     @property
     def addresses(self) -> list[str]:
         """Where clients connect."""
-        return [listener.address for listener in self.listeners]
+        return [listener.address for listener in self.sockets.public]
 
     @property
     def admin_address(self) -> str:
         """Where the admin listener is."""
-        return self._admin_listeners[0].address
+        return self.sockets.admin[0].address
+
+    async def claim(self, principal: Principal, call: Call, route: Route) -> Claim:
+        """Take what the call may use of its key's allowance. Raises ApiError."""
+        hold = None
+        if self.successor is not None:
+            hold = await self.successor.take(principal.key_id, demand(call, route, principal.limits))
+        return Claim(self.allowances, principal, call, route, hold or self.allowances.take(principal, call, route))
 
     def finished(self, record: Record) -> None:
         """A call ended."""
+        if self.successor is not None:
+            self.successor.finished(record)
+            return
         self.metrics.finish(record)
         self.ledger.finish(record)
 
@@ -196,50 +210,125 @@ class App:
         """Calls admitted and not released."""
         return sum(group.admission.in_flight() for group in self.engines.groups.values())
 
+    # --- the end ----------------------------------------------------------------------------------------------------
     async def drain(self) -> None:
         """Finish what runs, lose nothing that waits; after `drain` seconds end the rest with an error event.
 
         A connection that is kept alive may bring a call in the moment in which it would be closed, so idle ones stay
         open for a second and are answered with `Connection: close` before they are ended.
         """
+        if self._handing_over is not None:
+            self._handing_over.cancel()
+            await asyncio.gather(self._handing_over, return_exceptions=True)
         self.draining = True
         begun = told = clock.monotonic()
-        for listener in self.listeners:
-            listener.retire(keep=self._inherited)  # what connects to a socket of systemd's waits for our successor
-        while clock.monotonic() - begun < self.settings.timeouts.drain and not self._hurried:
+        for listener in self.sockets.public if not self.retired else ():
+            listener.retire(keep=self.sockets.kept)  # what connects to a socket of systemd's waits for our successor
+        self.predecessors.stop()
+        limit = self.settings.timeouts.drain
+        while clock.monotonic() - begun < limit and not self._hurried:
             now = clock.monotonic()
-            if not self.exchanges and (
-                now - begun >= LINGER or (now - begun >= SETTLE and not self.server.connections)
-            ):
+            settled = now - begun >= LINGER or (now - begun >= SETTLE and not self.server.connections)
+            if settled and not self.exchanges and not self.predecessors.connected:
                 break
-            if now >= told:
+            if now >= told and not self.retired:
                 told = now + 1.0
-                notify.notify(EXTEND_TIMEOUT_USEC=5_000_000, STATUS=f"draining, {len(self.exchanges)} running")
+                notify.notify(EXTEND_TIMEOUT_USEC=10_000_000, STATUS=f"draining, {len(self.exchanges)} running")
             await asyncio.sleep(0.02)
         self.closing = True
         for exchange in list(self.exchanges):
             exchange.stop(ApiError("gateway_draining", "the gateway is being stopped", retry_after=2))
         await _until(lambda: not self.exchanges, 2.0)
+        await _until(lambda: not self.predecessors.connected, TELL)  # their last words are written here
 
     def hurry(self) -> None:
-        """End the drain now."""
-        self._hurried = True
+        """End the drain now. A retired process does not: systemd's second SIGTERM reaches it when the main one ends."""
+        self._hurried = not self.retired
 
     async def close(self) -> None:
         """Take everything down; bounded."""
-        for listener in [*self.listeners, *self._admin_listeners]:
-            listener.close()
-        if self._control_path is not None and os.path.exists(self._control_path):
-            os.unlink(self._control_path)
+        self.sockets.close()
         await _until(lambda: not self.server.close_idle(), 1.0)
         for server in (self.server, self._admin, self._control):
             await server.shutdown(1.0)
+        self.predecessors.close()
+        if self.successor is not None:
+            await self._leave(self.successor)
         await self.tasks.close()
         await self._core.close()
         self.engines.close()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self.allowances.write, *self.allowances.snapshot())
+        if self._writes:
+            await loop.run_in_executor(None, self.allowances.write, *self.allowances.snapshot())
         await loop.run_in_executor(None, self.ledger.close)
+
+    async def _leave(self, successor: Successor) -> None:
+        """What nobody has heard of goes into a file for the next process."""
+        await _until(successor.all_told, TELL)
+        try:
+            left = successor.leave_behind(self._state)
+            if left:
+                self.warn(f"{left} facts of finished calls are left for the next process: nobody takes them now")
+        except OSError as error:
+            self.log.log(journal.ERR, f"lines of the usage ledger are lost: {error}", LLM_EVENT="ledger-lost")
+
+    # --- handing over -----------------------------------------------------------------------------------------------
+    def begin_hand_over(self) -> None:
+        """Start a new process and let it take over; nothing happens where one is on its way, or this one ends."""
+        if self.draining or self.stop.is_set() or (self._handing_over is not None and not self._handing_over.done()):
+            return
+        self._handing_over = self.tasks.start(hand_over(self), "hand-over")
+
+    async def lay_down(self) -> tuple[dict[str, object], list[tuple[str, int]]]:
+        """Stop accepting and writing. The counters for the process that takes over, and its sockets."""
+        self.draining = self.retired = True
+        self.sockets.stop()
+        expected = [self.pid, *self.predecessors.pids]
+        self.predecessors.close()
+        estate: dict[str, object] = {
+            "accounts": self.allowances.state(), "expected": expected, "kept": self.sockets.kept,
+        }  # fmt: skip
+        self.successor = successor = Successor(
+            self.sockets.handover_path, self.engines, self.allowances, view=self._view, stop=self.stop.set
+        )
+        self._writes = False
+        loop = asyncio.get_running_loop()
+        for record in await loop.run_in_executor(None, self.ledger.lay_down):
+            successor.finished(record)
+        await loop.run_in_executor(None, self.allowances.lay_down)
+        self._line = self._core.start(successor.run(), "successor")
+        return estate, self.sockets.descriptors()
+
+    def take_up(self) -> None:
+        """Nobody took over: go on as before."""
+        successor, self.successor = self.successor, None
+        self.draining = self.retired = False
+        self.ledger = Ledger(journal.Journal("llm-gateway"))
+        self._writes = True
+        self._configure_ledger()
+        self.allowances.take_up()
+        if successor is not None:
+            if self._line is not None:
+                self._line.cancel()
+            for record in successor.give_up():
+                self.finished(record)
+        self.engines.refresh(clock.monotonic(), clock.wall())
+        listener = self.sockets.handover()
+        if listener is not None:
+            self.tasks.start(self.predecessors.open(listener), "predecessors")
+        self.sockets.start()
+
+    def retire(self) -> None:
+        """Finish what runs, however long that takes, and end."""
+        self.sockets.leave()
+        self._core.start(self._finish(), "finish")
+
+    def _view(self) -> dict[str, object]:
+        return {"replicas": silences(self), "events": self._running_events()}
+
+    async def _finish(self) -> None:
+        await _until(lambda: not self.exchanges and not self.server.connections, math.inf)
+        self.stop.set()
 
     # --- time -------------------------------------------------------------------------------------------------------
     async def _tick(self) -> None:
@@ -267,66 +356,35 @@ class App:
                 server.end_late_heads(now, self.settings.timeouts.head)
             self.gatekeeper.refresh()
             self.engines.refresh(now, clock.wall())
+            self.predecessors.tick(now)
+            if self.successor is not None:
+                self.successor.pulse()
             if now - self._reported_at >= REPORT:
                 self._measure(now)
                 self.server.end_unread(now, self.settings.timeouts.stall)
                 if not self.draining:
-                    notify.status(self.status_line())
+                    notify.status(line(self))
+
+    def _running_events(self) -> int:
+        return sum(exchange.relay.events for exchange in self.exchanges if exchange.relay is not None)
 
     def _measure(self, now: float) -> None:
-        events = sum(self.metrics.events.values()) + sum(e.relay.events for e in self.exchanges if e.relay is not None)
+        events = sum(self.metrics.events.values()) + self._running_events() + self.predecessors.events()
         self.tokens_per_second = max(events - self._events_before, 0) / max(now - self._reported_at, 0.001)
         self._events_before, self._reported_at = events, now
-
-    def status_line(self) -> str:
-        """`serving 1 model, 3 running, 0 queued, 41 tok/s`, or what stands in the way."""
-        engines = self.engines
-        serving = engines.serving_count(clock.monotonic())
-        total = len(engines.groups)
-        if self.config is None:
-            return "the configuration is invalid: llm-appliance check"
-        if not serving:
-            group = next(iter(engines.groups.values()), None)
-            text = engines.unavailable(group, group.engine.served[0], clock.wall()).message if group else "no engine"
-        else:
-            waiting = sum(group.admission.waiting for group in engines.groups.values())
-            of = f" of {total}" if serving < total else ""
-            models = "model" if total == 1 else "models"
-            text = (
-                f"serving {serving}{of} {models}, {self.engines_in_flight()} running, {waiting} queued, "
-                f"{self.tokens_per_second:.0f} tok/s"
-            )
-        invalid = "; the file on disk is invalid" if self.effective.errors else ""
-        keyless = "; no key yet: llm-appliance keys create NAME" if self._needs_key() else ""
-        return text + invalid + keyless
-
-    def _needs_key(self) -> bool:
-        return (self.config or Config()).auth.required and not self.gatekeeper.has_keys
 
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(PROBE)
-            await self._probe_remote()
-
-    async def _probe_remote(self) -> None:
-        """Ask every remote engine for its health; a local one tells by its state file."""
-        await asyncio.gather(*(self._probe_one(replica) for replica in self.engines.replicas() if replica.remote))
-
-    async def _probe_one(self, replica: Replica) -> None:
-        try:
-            code, _ = await get(replica, "/health", min(self.settings.timeouts.connect, 2.0))
-            replica.reachable = replica.up = code < 500
-            replica.late = 0
-        except ConnectFailed as error:
-            replica.late = replica.late + 1 if isinstance(error, Late) else FALL
-            if replica.late >= FALL:
-                replica.reachable = replica.up = False
+            await probe(self.engines.replicas(), self.settings.timeouts.connect)
 
     async def _watchdog(self) -> None:
-        """Feed systemd's watchdog from the loop that serves: a loop that is stuck feeds nothing."""
+        """Feed systemd's watchdog, as long as the process serves: a loop that is stuck feeds nothing."""
         interval = notify.watchdog_interval()
+        looks = SelfProbe(self.sockets, lambda: bool(self.exchanges), self.log)
         while interval is not None:
-            notify.watchdog()
+            if not self.retired and await looks.serves(interval):
+                notify.watchdog()
             await asyncio.sleep(interval)
 
 

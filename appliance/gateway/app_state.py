@@ -14,6 +14,7 @@ from .engines import Engines
 from .exchange import Exchange
 from .ledger import Ledger
 from .metrics import Metrics
+from .predecessors import Predecessors
 
 
 class State(Protocol):
@@ -29,6 +30,7 @@ class State(Protocol):
     metrics: Metrics
     ledger: Ledger
     server: ClientServer
+    predecessors: Predecessors
     draining: bool
     started: float
     pid: int

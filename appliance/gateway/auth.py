@@ -69,6 +69,10 @@ class Gatekeeper:
         now = clock.wall()
         return any(key.state(now) == "good" for key in self.keys.keys)
 
+    def limits(self, key_id: str) -> KeyLimits:
+        """The limits of a key by its id; none for one that is gone."""
+        return next((key.limits for key in self.keys.keys if key.id == key_id), UNLIMITED)
+
     def principal(self, fields: Mapping[str, str]) -> Principal:
         """The caller. Raises ApiError invalid_api_key."""
         if not self._settings.required:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from appliance.policy.admission import Ticket
+from appliance.policy.allowance import Hold
 from appliance.wire.openai import Call, Route, with_limit
 from appliance.wire.usage import Usage
 
@@ -17,11 +18,11 @@ HEAVIEST = 1 << 17
 
 
 class Claim:
-    """A reservation that is settled exactly once, in the `finally` of its call. Making one raises ApiError."""
+    """A reservation that is settled exactly once, in the `finally` of its call."""
 
-    def __init__(self, allowances: Allowances, principal: Principal, call: Call, route: Route) -> None:
+    def __init__(self, allowances: Allowances, principal: Principal, call: Call, route: Route, hold: Hold) -> None:
         self._allowances, self._principal, self._call, self._route = allowances, principal, call, route
-        self._hold = allowances.take(principal, call, route)
+        self._hold = hold
 
     def ticket(self, number: int, arrived: float) -> Ticket:
         """How the call stands in a queue."""

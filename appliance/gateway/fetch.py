@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from appliance.wire.chunked import ChunkDecoder, FramingError
 from appliance.wire.headers import BadHead, ResponseHead, parse_head
@@ -11,6 +12,8 @@ from .engines import Replica
 from .upstream import ConnectFailed, EngineConnection, Late
 
 BODY_LIMIT = 8 << 20
+PROBE_DEADLINE = 2.0  # seconds
+FALL = 2  # looks in a row that came to nothing before it gets no more calls: busy is not away
 
 
 class _Reader:
@@ -77,3 +80,20 @@ async def get(replica: Replica, path: str, deadline: float) -> tuple[int, bytes]
         raise Late(f"no answer within {deadline:g} s") from None
     finally:
         connection.release(keep=False)
+
+
+async def probe(replicas: Iterable[Replica], connect: float) -> None:
+    """Ask every remote engine for its health; a local one tells by its state file. `connect`: what a call allows."""
+    deadline = min(connect, PROBE_DEADLINE)
+
+    async def one(replica: Replica) -> None:
+        try:
+            code, _ = await get(replica, "/health", deadline)
+            replica.reachable = replica.up = code < 500
+            replica.late = 0
+        except ConnectFailed as error:
+            replica.late = replica.late + 1 if isinstance(error, Late) else FALL
+            if replica.late >= FALL:
+                replica.reachable = replica.up = False
+
+    await asyncio.gather(*(one(replica) for replica in replicas if replica.remote))

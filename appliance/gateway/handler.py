@@ -46,8 +46,12 @@ class Host(Protocol):
     allowances: Allowances
     exchanges: set[Exchange]
     draining: bool
+    retired: bool
     closing: bool
     started: float
+
+    async def claim(self, principal: Principal, call: Call, route: Route) -> Claim:
+        """Take what the call may use of its key's allowance. Raises ApiError."""
 
     def finished(self, record: Record) -> None:
         """A call ended: count and write it."""
@@ -131,7 +135,7 @@ class Handler:
     def ready(self, answer: Answer) -> None:
         """200 while at least one engine serves."""
         host = self._host
-        if host.draining:
+        if host.draining and not host.retired:  # one that another process follows is a ready gateway's
             raise ApiError("gateway_draining", "the gateway is stopping", retry_after=2)
         serving = host.engines.serving_count(clock.monotonic())
         if serving:
@@ -203,7 +207,7 @@ class _Relayed:
             raise ApiError("model_not_allowed", f"this key may not use the model {call.model[:200]!r}", param="model")
         self.answer.stream = call.stream
         try:
-            self.claim = claim = Claim(host.allowances, self.principal, call, route)
+            self.claim = claim = await host.claim(self.principal, call, route)
         finally:  # a client that is refused wants to know where it stands as well
             self.answer.extra += host.allowances.fields(self.principal)
         body = claim.bounded(body, group.engine.vllm.get("max_model_len"))

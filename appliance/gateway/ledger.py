@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from appliance import clock
@@ -58,6 +58,11 @@ class Record:
 
 
 FIELDS = tuple(field.name for field in fields(Record))
+
+
+def record_of(values: Mapping[str, object]) -> Record:
+    """A record from its fields as JSON; another version's process may know more of them, or fewer."""
+    return Record(**{name: values.get(name) for name in FIELDS})  # type: ignore[arg-type]
 
 
 def line(record: Record) -> str:
@@ -117,7 +122,7 @@ class Ledger:
         self._new: deque[Record] = deque()  # from the loop to the thread
         self._held: deque[Record] = deque()  # the thread's own: said in the journal, not yet in the file
         self._wake = threading.Event()
-        self._scheduled = self._closed = False
+        self._scheduled = self._closed = self._followed = False
         self._settings: tuple[str | None, float] = (None, 0.0)
         self._writer: AuditWriter | None = None
         self._synced_at = 0.0
@@ -154,6 +159,12 @@ class Ledger:
         self._wake.set()
         self._thread.join(5)
 
+    def lay_down(self) -> list[Record]:
+        """`close` for a process that another one follows; returns what could not be written."""
+        self._followed = True
+        self.close()
+        return [*self._held, *self._new]
+
     def _hand_over(self) -> None:
         self._scheduled = False
         self._wake.set()
@@ -166,7 +177,7 @@ class Ledger:
             self._turn()
         self._turn()
         self._close_writer()
-        if self._held and self._settings[0] is not None:
+        if self._held and self._settings[0] is not None and not self._followed:
             self._log.log(journal.ERR, f"{len(self._held)} lines of the usage ledger are lost: {self.problem}",
                           LLM_EVENT="ledger-lost")  # fmt: skip
 

@@ -7,8 +7,11 @@ listener is drained; a listener that is closed or kept is a decision of the call
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import grp
 import os
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -57,6 +60,31 @@ def bind(address: str) -> socket.socket:
     return listener
 
 
+def unix_socket(path: str, mask: int, group: str = "") -> socket.socket | None:
+    """A listening unix socket in the place of whatever is there; None where its directory is missing. Raises OSError.
+
+    `mask` is taken from its mode; `group` may open it, where it exists and the socket is ours to give.
+    """
+    if not os.path.isdir(os.path.dirname(path)):
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(mask)
+    try:
+        listener.bind(path)
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    if group:
+        with contextlib.suppress(KeyError, OSError):
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+    return listener
+
+
 def adopt(descriptors: list[int]) -> list[socket.socket]:
     """Sockets from descriptors that the service manager passed."""
     return [socket.socket(fileno=descriptor) for descriptor in descriptors]
@@ -101,6 +129,8 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._accepting = self._stopped = self._troubled = False
         self._name = listener.getsockname()  # told in `status` after the socket was closed, too
+        self._accepted = 0
+        self._waited: int | None = None  # `_accepted` at the last look, when a connection waited then
         listener.setblocking(False)
 
     @property
@@ -113,6 +143,7 @@ class Listener:
 
     def start(self) -> None:
         """Accept from now on."""
+        self._stopped = False
         if not self._accepting:
             self._accepting = True
             self._loop.add_reader(self.socket.fileno(), self._accept)
@@ -155,6 +186,7 @@ class Listener:
                 self._loop.call_later(PAUSE, self._resume)
                 return
             self._troubled = False
+            self._accepted += 1
             connection.setblocking(False)
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -164,11 +196,35 @@ class Listener:
         if self.socket.fileno() >= 0 and not self._stopped:
             self.start()
 
-    async def _connect(self, connection: socket.socket) -> None:
+    async def _connect(self, connection: socket.socket, *, plain: bool = False) -> None:
         tls: dict[str, Any] = {}
-        if self._handshake is not None:
+        if self._handshake is not None and not plain:
             tls = {"ssl": self._tls, "ssl_handshake_timeout": self._handshake(), "ssl_shutdown_timeout": FAREWELL}
         try:
             await self._loop.connect_accepted_socket(self._factory, connection, **tls)
         except (OSError, asyncio.TimeoutError, TimeoutError):  # a handshake that failed is the client's affair
             connection.close()
+
+    # --- whether it works -----------------------------------------------------------------------------------------
+    def stuck(self, *, calls_run: bool) -> bool:
+        """Whether connections wait as at the last look, and none was accepted between the two.
+
+        Without free descriptors nothing can be accepted; while calls run, that is load and no fault.
+        """
+        if self._stopped or self.socket.fileno() < 0 or (self._troubled and calls_run):
+            self._waited = None
+            return False
+        poll = select.poll()
+        poll.register(self.socket.fileno(), select.POLLIN)
+        before, self._waited = self._waited, self._accepted if poll.poll(0) else None
+        return self._waited is not None and before == self._waited
+
+    async def ask(self, request: bytes) -> bytes:
+        """The first bytes of the answer to a request, over a pair of sockets and all that is behind accepting."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        with ours:
+            await self._connect(theirs, plain=True)
+            await self._loop.sock_sendall(ours, request)
+            return await self._loop.sock_recv(ours, 4096)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from appliance import __version__, clock
 from appliance.errors import Problem
@@ -64,6 +64,31 @@ def status(state: State) -> dict[str, object]:
     }
 
 
+def line(state: State) -> str:
+    """What `systemctl status` shows: `serving 1 model, 3 running, 0 queued, 41 tok/s`, or what stands in the way."""
+    engines = state.engines
+    serving = engines.serving_count(clock.monotonic())
+    total = len(engines.groups)
+    if state.config is None:
+        return "the configuration is invalid: llm-appliance check"
+    if not serving:
+        group = next(iter(engines.groups.values()), None)
+        text = engines.unavailable(group, group.engine.served[0], clock.wall()).message if group else "no engine"
+    else:
+        waiting = sum(group.admission.waiting for group in engines.groups.values())
+        of = f" of {total}" if serving < total else ""
+        models = "model" if total == 1 else "models"
+        text = (
+            f"serving {serving}{of} {models}, {state.engines_in_flight()} running, {waiting} queued, "
+            f"{state.tokens_per_second:.0f} tok/s"
+        )
+    older = sum(one["running"] for one in state.predecessors.status())
+    finishing = f", {older} of them in the process before an upgrade" if older else ""
+    invalid = "; the file on disk is invalid" if state.effective.errors else ""
+    keyless = _required(state) and not state.gatekeeper.has_keys
+    return text + finishing + invalid + ("; no key yet: llm-appliance keys create NAME" if keyless else "")
+
+
 def _required(state: State) -> bool:
     return state.config.auth.required if state.config else True
 
@@ -89,6 +114,7 @@ def _gateway(state: State) -> dict[str, object]:
         "started": state.started,
         "listen": state.addresses,
         "connections": len(state.server.connections),
+        "predecessors": state.predecessors.status(),
         "running": state.engines_in_flight(),
         "queued": sum(group.admission.waiting for group in state.engines.groups.values()),
         "tokens_per_second": round(state.tokens_per_second, 1),
@@ -190,20 +216,35 @@ def _problem(problem: Problem) -> dict[str, object]:
     }
 
 
-def ledger(state: State, now: float) -> dict[str, object]:
+def silences(state: State) -> dict[str, object]:
     """What the supervisor asks: calls in flight for each replica, what they ask for, how long they have been silent."""
-    found: dict[str, dict[str, object]] = {}
+    now = clock.monotonic()
+    found: dict[str, object] = {}
     for replica in state.engines.replicas():
         mine = [(e, e.relay) for e in state.exchanges if e.replica is replica and e.relay is not None]
         mine = [(exchange, relay) for exchange, relay in mine if not relay.done]
         heard = [at for at in (replica.last_byte_at, *(relay.heard_at for _, relay in mine)) if at is not None]
-        silences = [exchange.silence(now) for exchange, relay in mine if relay.paused_at is None]
         unstarted = [prompt_tokens(e.call, e.route) for e, relay in mine if relay.first_at is None]
+        told: list[Mapping[str, object]] = [
+            {
+                "inflight": len(mine),
+                "oldest_silent_s": max((e.silence(now) for e, r in mine if r.paused_at is None), default=None),
+                "since_any_byte_s": now - max(heard) if heard else None,
+                "structured": sum(exchange.call.structured for exchange, _ in mine),
+                "largest_prompt_tokens": max(unstarted, default=0),
+            },
+            *state.predecessors.silences(replica.name),
+        ]
         found[replica.name] = {
-            "inflight": len(mine),
-            "oldest_silent_s": round(max(silences), 3) if silences else None,
-            "since_any_byte_s": round(now - max(heard), 3) if heard else None,
-            "structured": sum(exchange.call.structured for exchange, _ in mine),
-            "largest_prompt_tokens": max(unstarted, default=0),
+            "inflight": sum(_numbers(told, "inflight")),
+            "oldest_silent_s": max(_numbers(told, "oldest_silent_s"), default=None),
+            "since_any_byte_s": min(_numbers(told, "since_any_byte_s"), default=None),
+            "structured": sum(_numbers(told, "structured")),
+            "largest_prompt_tokens": max(_numbers(told, "largest_prompt_tokens"), default=0),
         }
-    return {"engines": found}
+    return found
+
+
+def _numbers(told: Iterable[Mapping[str, object]], key: str) -> list[float]:
+    """What each process says; one that says nothing is left out."""
+    return [round(value, 3) for each in told if isinstance(value := each.get(key), (int, float))]

@@ -91,3 +91,16 @@ def _pids(directory: Path) -> Iterator[int]:
         except FileNotFoundError:  # a group below went away meanwhile
             if path == directory:
                 raise
+
+
+def open_files_limit(proc: str = PROC) -> Maybe[int]:
+    """How many files this process may have open now. A file, since a sandbox may refuse the system call."""
+    try:
+        text = Path(proc, "self/limits").read_text()
+    except OSError:
+        return UNKNOWN
+    for line in text.splitlines():
+        if line.startswith("Max open files"):
+            soft = line.split()[3]
+            return int(soft) if soft.isdigit() else UNKNOWN
+    return UNKNOWN

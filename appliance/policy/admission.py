@@ -104,7 +104,8 @@ class Admission:
         """Add a replica or change it; leases on it stay. Follow with `admit_waiting`."""
         known = self._replicas.get(name)
         if known is None:
-            self._replicas[name] = _Replica(limit, serving)
+            held = sum(lease.replica == name for lease in self._leases.values())
+            self._replicas[name] = _Replica(limit, serving, held)
         else:
             known.limit, known.serving = limit, serving
 
@@ -184,6 +185,18 @@ class Admission:
     def correct(self, ticket: Ticket, used: int) -> None:
         """An admitted call used another number of tokens than its weight: its key's turn comes sooner or later."""
         self._queue.correct(ticket, used)
+
+    def adopt(self, lease: Lease) -> Lease:
+        """Count a lease that was given elsewhere, whatever the limit says."""
+        self._leases[lease.ticket.number] = lease
+        known = self._replicas.get(lease.replica)
+        if known is not None:
+            known.in_flight += 1
+        return lease
+
+    def calls(self) -> tuple[list[Lease], list[Ticket]]:
+        """The leases that are out, and the calls that wait, by arrival: what another process needs to go on."""
+        return list(self._leases.values()), list(self._queue)
 
     def move(self, lease: Lease, now: float, avoid: str) -> Lease | None:
         """Another lease for the same call, on a replica other than `avoid`; None and unchanged when none has room."""

@@ -117,6 +117,32 @@ class Account:
             took = now - hold.since
             self._mean = took if self._mean is None else self._mean + DURATION_MEMORY * (took - self._mean)
 
+    def adopt(self, tokens: int, since: float) -> Hold:
+        """Count what a call of another process holds; its request and its tokens are in the buckets already."""
+        hold = Hold(self, tokens, since)
+        self.holds.add(hold)
+        self.day.reserved += tokens
+        self.month.reserved += tokens
+        return hold
+
+    def state(self) -> dict[str, object]:
+        """The counters, without what is set aside, as JSON: what another process of this boot needs to go on."""
+        return {
+            "requests": self.requests.state(),
+            "tokens": self.tokens.state(),
+            "day": [self.day.start, self.day.used],
+            "month": [self.month.start, self.month.used],
+        }
+
+    def count(self, limits: KeyLimits, used: int, now: float, epoch: float) -> None:
+        """Count tokens of a call of which nothing was held here."""
+        if limits.tpm is not None:
+            self.tokens.debt(limits.tpm, now)
+            self.tokens.add(used)
+        for quota in (self.day, self.month):
+            quota.turn(epoch)
+            quota.used += used
+
     def check(self) -> None:
         """The laws, executed; raises AssertionError."""
         held = sum(hold.tokens for hold in self.holds)

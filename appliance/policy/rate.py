@@ -36,3 +36,11 @@ class Bucket:
     def add(self, amount: float) -> None:
         """Use `amount`, or give it back where it is negative; straight after `wait` or `debt`."""
         self._debt = max(self._debt + amount, 0.0)
+
+    def state(self) -> list[float]:
+        """What another process of this boot needs to go on: the debt, and when it was looked at last."""
+        return [self._debt, self._at]
+
+    def restore(self, debt: float, at: float) -> None:
+        """Go on from the `state` of another process."""
+        self._debt, self._at = max(debt, 0.0), at

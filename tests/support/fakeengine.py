@@ -17,6 +17,7 @@ body, for all later requests) or from the words `[[fault:SCRIPT]]` anywhere in o
     comments=S    `: keep-alive` each S seconds of silence   noframe     answer delimited by the end of the connection
     merge         all events in one write                    eof=N       end the chunked body after N events, no [DONE]
     gate          an event only when the test lets it pass (`FakeEngine.release`)
+    hold=N        wait before event N until `POST /_fake/go` with N as body
     waiting=N kv=SHARE preempted=N   what /metrics says (-1: says nothing of it)
     health=N late=S                  what /health says, and after how many seconds
 
@@ -62,11 +63,16 @@ class Engine:
         self.model, self.tokens, self.gap = model, tokens, gap
         self.fault = parse_fault(fault)
         self.log: list[dict[str, Any]] = []
+        self._gates: dict[float, asyncio.Event] = {}
         self.running = 0
         self.generated = 0
         self.scrapes = 0
         self.probed = 0  # how often its health was asked for
         self.gate = asyncio.Semaphore(0)  # where `gate` waits before each event
+
+    def held(self, number: float) -> asyncio.Event:
+        """What a stream with `hold=number` waits for."""
+        return self._gates.setdefault(number, asyncio.Event())
 
     def metrics(self) -> str:
         self.scrapes += 1
@@ -127,6 +133,8 @@ class Exchange:
     async def control(self, path: str, body: bytes) -> None:
         if path == "/_fake/fault":
             self.engine.fault = parse_fault(body.decode())
+        elif path == "/_fake/go":
+            self.engine.held(float(body)).set()
         elif path == "/_fake/clear":
             self.engine.log.clear()
         await self.reply(200, {"requests": self.engine.log, "running": self.engine.running})
@@ -244,7 +252,8 @@ class Stream:
     def events(self) -> Iterable[bytes]:
         asked = self.request.get("max_tokens") or self.request.get("max_output_tokens") or self.engine.tokens
         answer = said(self.request, int(self.fault.get("tokens", min(asked, 100_000))))
-        pieces = tuple(piece.ljust(int(self.fault.get("pad", 0))) for piece in answer.pieces)
+        padded = {piece: piece.ljust(int(self.fault.get("pad", 0))) for piece in answer.pieces}
+        pieces = tuple(padded[piece] for piece in answer.pieces)  # few strings, however many tokens
         big = int(self.fault.get("big", 0))
         answer = Said((("x" * big,) if big else ()) + pieces, answer.tool, answer.finish)
         made: Iterable[bytes] = format_of(self.path).events(self.engine.model, self.path, self.request, answer)
@@ -277,6 +286,8 @@ class Stream:
     async def break_at(self, number: int) -> None:
         if number == self.fault.get("stall"):
             await self.pause(86400)
+        if number == self.fault.get("hold"):
+            await self.engine.held(number).wait()
         if number == self.fault.get("reset"):
             raise Cut
         if number == self.fault.get("eof"):

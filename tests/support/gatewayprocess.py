@@ -62,6 +62,11 @@ class FakeEngine:
         if self._where:
             Path(self._where).unlink(missing_ok=True)
 
+    def let_go(self, number: float, *, open_: bool = True) -> None:
+        """Let streams with `hold=number` go on; or let later ones wait again."""
+        gate = self.engine.held(number)
+        self._loop.call_soon_threadsafe(gate.set if open_ else gate.clear)
+
     @property
     def log(self) -> list[dict[str, Any]]:
         return self.engine.log
@@ -191,16 +196,18 @@ class Gateway:
             value["incidents"] = self.incidents
         replace_json(self.run / "supervisor" / "fleet.json", value)
 
-    def request(self, method: str, path: str, body: object = None, *, port: int = 0, **fields: str) -> Response:
-        """One request on a connection of its own, read to the end."""
-        with self.open(method, path, body, port=port, **fields) as response:
+    def request(
+        self, method: str, path: str, body: object = None, *, port: int = 0, limit: float = 20, **fields: str
+    ) -> Response:
+        """One request on a connection of its own, read to the end; `limit` seconds for each silence."""
+        with self.open(method, path, body, port=port, limit=limit, **fields) as response:
             return Response(response.status, dict_of(response), response.read())
 
     @contextlib.contextmanager
     def open(
-        self, method: str, path: str, body: Any = None, *, port: int = 0, **fields: str
+        self, method: str, path: str, body: Any = None, *, port: int = 0, limit: float = 20, **fields: str
     ) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=limit)
         data = body if body is None or isinstance(body, (bytes, str, Iterator)) else json.dumps(body)
         headers = {name.replace("_", "-"): value for name, value in fields.items()}
         connection.request(method, path, data, headers)

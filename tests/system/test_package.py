@@ -78,7 +78,7 @@ def test_upgrade_keeps_the_edit_and_loses_no_request(appliance: Appliance, newer
 
     stop = newer_deb.with_name("stop")
     loop = [sys.executable, str(SUPPORT / "clientloop.py"), f"{BASE}/v1/chat/completions"]
-    argv = box.outside_argv([*loop, appliance.key, CHAT, str(stop), "120"])
+    argv = box.outside_argv([*loop, appliance.key, CHAT, str(stop)])
     with appliance.streaming(tokens=300) as stream, subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as client:
         try:
             box.sh("apt-get install -y --no-install-recommends /root/newer.deb", timeout=120)

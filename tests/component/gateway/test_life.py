@@ -18,6 +18,7 @@ import pytest
 
 from tests.component.gateway.conftest import Start
 from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, chat, config, fault, remote
+from tests.support.lineage import Lineage
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -117,6 +118,34 @@ def test_readiness_status_and_watchdog(start: Start, engine: FakeEngine, manager
     wait_until(lambda: "WATCHDOG=1" in manager.lines()[before:], 5, "it is fed again", 0.02)
     assert gateway.stop() == 0
     assert "STOPPING=1" in manager.lines()
+
+
+# Gateways that are broken in one place, as a fault of ours could break them; the admin listener of the second answers.
+DEAF = ("gateway/listeners.py", "            self._loop.add_reader(self.socket.fileno(), self._accept)\n", "")
+MUTE = ("gateway/handler.py", "        path = request.rel_url.raw_path\n", "        await asyncio.sleep(3600)\n")
+
+
+@pytest.mark.parametrize(
+    ("defect", "said"), [(DEAF, "connections wait and are not accepted on"), (MUTE, "got no answer")]
+)
+def test_a_gateway_that_lives_and_does_not_serve_loses_its_watchdog(
+    engine: FakeEngine, manager: Manager, tmp_path: Path, defect: tuple[str, str, str], said: str
+) -> None:
+    gateway = Lineage(tmp_path / "g", config(remote(engine.url)), wait=False, defect=defect,
+                      NOTIFY_SOCKET=str(manager.path), WATCHDOG_USEC="900000")  # fmt: skip
+    try:
+        gateway.wait_ready()
+        if defect is DEAF:
+            wait_until(lambda: "WATCHDOG=1" in manager.lines(), 10, "nobody waits: it is fed", 0.02)
+        with socket.create_connection(("127.0.0.1", gateway.port)):
+            wait_until(lambda: said in gateway.text(), 20, "it is told", 0.02)
+            fed = manager.lines().count("WATCHDOG=1")
+            if defect is MUTE:
+                assert gateway.admin("/healthz") == {"status": "ok"}
+            looked = manager.lines().count("WATCHDOG=1")
+            assert fed == looked and "the watchdog is not fed" in gateway.text()
+    finally:
+        gateway.kill()
 
 
 def test_reload_takes_keys_and_limits_and_says_so(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.host.proc import Process, parse_stat, read_process, unit_processes
+from appliance.host.proc import Process, open_files_limit, parse_stat, read_process, unit_processes
 from appliance.quantity import UNKNOWN
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -65,3 +65,15 @@ def test_this_process_is_real() -> None:
     assert found is not None
     assert (found.pid, found.parent, found.state) == (os.getpid(), os.getppid(), "R")
     assert read_process(2**30) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("Max open files            1024                 524288               files\n", 1024),
+     ("Max open files            unlimited            unlimited            files\n", UNKNOWN), ("", UNKNOWN)],
+)  # fmt: skip
+def test_the_limit_of_open_files(tmp_path: Path, text: str, limit: object) -> None:
+    assert open_files_limit(str(tmp_path)) is UNKNOWN
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/limits").write_text("Limit   Soft Limit   Hard Limit   Units\n" + text)
+    assert open_files_limit(str(tmp_path)) == limit

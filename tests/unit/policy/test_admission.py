@@ -99,6 +99,35 @@ def test_a_call_moves_to_another_replica() -> None:
     full.check()
 
 
+def test_a_replica_that_comes_back_counts_what_is_out_on_it() -> None:
+    admission = made()
+    lease = admission.offer(ticket(1), 0)
+    assert isinstance(lease, Lease)
+    admission.drop_replica("r0")
+    admission.set_replica("r0", limit=1, serving=True)
+    assert admission.offer(ticket(2), 0) == Wait(1)
+    admission.check()
+    admission.release(lease, Outcome.OK, 1)
+    admission.check()
+    assert [lease.ticket.number for lease in admission.admit_waiting(1)] == [2]
+
+
+def test_another_process_s_calls_are_taken_over_above_the_limit() -> None:
+    before = made(2)
+    leases = [before.offer(ticket(number), 0) for number in (1, 2, 3)][:2]
+    taken, waiting = before.calls()
+    assert taken == leases and waiting == [ticket(3)]
+    after = made(1)
+    for lease in taken:
+        after.adopt(lease)
+    assert after.offer(waiting[0], 0) == Wait(1)
+    after.release(taken[0], Outcome.OK, 1)
+    assert after.admit_waiting(1) == [], "one is out where one may be"
+    after.release(taken[1], Outcome.OK, 1)
+    assert [lease.ticket.number for lease in after.admit_waiting(1)] == [3]
+    after.check()
+
+
 def test_the_wait_follows_the_rate_of_releases() -> None:
     admission = made(1, queue=1000)
     assert admission.expected_wait(7, 0) is UNKNOWN

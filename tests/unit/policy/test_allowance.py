@@ -123,6 +123,25 @@ def test_a_call_over_midnight_counts_where_it_ends() -> None:
     assert (account.day.used, account.day.reserved) == (60, 0)
 
 
+def test_another_account_goes_on_where_one_ends() -> None:
+    """What is held is told apart from what is counted: held in both, it is counted once."""
+    limits = {"parallel": 1, "tpm": 1000, "daily_tokens": 300}
+    before, after = Account(), Account()
+    hold = held(ask(before, limit=90, **limits))
+    state = before.state()
+    for bucket, name in ((after.requests, "requests"), (after.tokens, "tokens")):
+        bucket.restore(*state[name])  # type: ignore[misc]
+    adopted = after.adopt(hold.tokens, hold.since)
+    assert denied(ask(after, limit=90, **limits)).code == "concurrency_limit"
+    assert after.tokens.debt(1000, 0.0) == 100
+    after.settle(adopted, KeyLimits(tpm=1000, parallel=1, daily_tokens=300), 60, 1.0, DAY + 1)
+    after.count(KeyLimits(tpm=1000), 40, 1.0, DAY + 1)
+    assert (after.running, after.day.used, after.month.used) == (0, 100, 100)
+    after.check()
+    assert denied(ask(after, 1.0, limit=201, **limits)).code == "quota_exceeded"
+    held(ask(after, 1.0, limit=190, **limits))
+
+
 def test_limits_that_come_and_go_leave_no_debt() -> None:
     account = Account()
     hold = held(ask(account))

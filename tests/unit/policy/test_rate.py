@@ -29,6 +29,14 @@ def test_a_debt_above_the_allowance_is_waited_for() -> None:
     assert bucket.wait(60, 60, 0.0) == pytest.approx(180.0)
 
 
+def test_another_bucket_goes_on_where_one_ends() -> None:
+    before, after = Bucket(), Bucket()
+    before.wait(30, 60, 100.0)
+    before.add(30)
+    after.restore(*before.state())
+    assert after.debt(60, 110.0) == before.debt(60, 110.0) == 20
+
+
 def test_a_changed_limit_holds_at_once() -> None:
     bucket = Bucket()
     bucket.wait(60, 60, 0.0)
