@@ -196,7 +196,7 @@ class App:
         hold = None
         if self.successor is not None:
             hold = await self.successor.take(principal.key_id, demand(call, route, principal.limits))
-        return Claim(self.allowances, principal, call, route, hold or self.allowances.take(principal, call, route))
+        return Claim(self.allowances, principal, call, route, hold)
 
     def finished(self, record: Record) -> None:
         """A call ended."""

@@ -18,11 +18,14 @@ HEAVIEST = 1 << 17
 
 
 class Claim:
-    """A reservation that is settled exactly once, in the `finally` of its call."""
+    """A reservation that is settled exactly once, in the `finally` of its call. Making one without `hold` may raise
+    ApiError."""
 
-    def __init__(self, allowances: Allowances, principal: Principal, call: Call, route: Route, hold: Hold) -> None:
+    def __init__(
+        self, allowances: Allowances, principal: Principal, call: Call, route: Route, hold: Hold | None = None
+    ) -> None:
         self._allowances, self._principal, self._call, self._route = allowances, principal, call, route
-        self._hold = hold
+        self._hold = hold or allowances.take(principal, call, route)
 
     def ticket(self, number: int, arrived: float) -> Ticket:
         """How the call stands in a queue."""

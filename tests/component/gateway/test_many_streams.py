@@ -11,6 +11,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,9 +51,16 @@ def body(script: str) -> bytes:
 
 
 @pytest.fixture
-def engine_process(tmp_path: Path) -> Iterator[int]:
+def place() -> Iterator[Path]:
+    """A directory whose sockets' paths fit."""
+    with tempfile.TemporaryDirectory(prefix="many") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def engine_process(place: Path) -> Iterator[int]:
     """A fake engine that is a process of its own, on a unix socket; its pid."""
-    path = tmp_path / "gateway/run/engines/default/vllm.sock"
+    path = place / "gateway/run/engines/default/vllm.sock"
     path.parent.mkdir(parents=True)
     command = [sys.executable, "-m", "tests.support.fakeengine", "--uds", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -76,9 +84,9 @@ def test_a_low_soft_limit_is_raised_and_a_low_hard_one_is_told(tmp_path: Path, e
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
-def test_clients_that_do_not_read_cost_a_bounded_amount(tmp_path: Path, engine_process: int, count: int) -> None:
+def test_clients_that_do_not_read_cost_a_bounded_amount(place: Path, engine_process: int, count: int) -> None:
     """The engine sends as fast as it can, 40 MB a stream; what is not read stays with the engine."""
-    gateway = Gateway(tmp_path / "gateway", config(LOCAL, gateway=ROOM.format(2000)))
+    gateway = Gateway(place / "gateway", config(LOCAL, gateway=ROOM.format(2000)))
     clients: list[socket.socket] = []
     try:
         gateway.engine_state("default", "serving", ready=time.time())
@@ -178,7 +186,7 @@ def release(gateway: Gateway) -> bool:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_ten_thousand_streams_complete(tmp_path: Path, engine_process: int) -> None:
+def test_ten_thousand_streams_complete(place: Path, engine_process: int) -> None:
     """Every one runs at the same time, and every one is whole. Fewer where the machine does not allow the files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = before[1]
@@ -188,7 +196,7 @@ def test_ten_thousand_streams_complete(tmp_path: Path, engine_process: int) -> N
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     resource.prlimit(engine_process, resource.RLIMIT_NOFILE, (allowed, allowed))
     count = min(10_000, (allowed - 64) // 2)
-    gateway = Gateway(tmp_path / "gateway", config(LOCAL, gateway=ROOM.format(20_000)))
+    gateway = Gateway(place / "gateway", config(LOCAL, gateway=ROOM.format(20_000)))
     try:
         gateway.engine_state("default", "serving", ready=time.time())
         wait_until(lambda: gateway.request("GET", "/readyz").status == 200, 20, "it serves", 0.05)
