@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from appliance import clock, names
 from appliance.host import notify
 from appliance.host.journal import ERR, INFO, WARNING
+from appliance.host.realwork import Outcome
 from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
 from appliance.wire.vllmcauses import Cause
 from appliance.wire.vllmlog import (
@@ -39,7 +40,7 @@ from appliance.wire.vllmlog import (
 
 from . import leftovers, tree
 from .evidence import Desk, Order
-from .ready import Outcome, Probe
+from .ready import Probe
 from .report import Report, prepare
 from .verdict import Ending, verdict_of
 

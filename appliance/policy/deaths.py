@@ -11,7 +11,7 @@ from dataclasses import replace
 from appliance.config.model import Restart
 
 from .failure import Exit, Failure, failure_of
-from .ladder import answered, climbed, kept
+from .ladder import Facts, answered, climbed, kept
 from .reconcile import ENDED, Seen, UnitState
 from .restart import Death, Record, counted, entered, fulfilled
 
@@ -28,10 +28,7 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
             if record.wanted and record.over == seen.run and record.not_before is None:  # somebody's wish stands
                 return counted(record, death, failure, limits, now=now), failure.cause
             facts = replace(seen.facts, hint=seen.verdict.hint if seen.verdict is not None else "")
-            before = [(died.at, died.cause) for died in record.deaths]
-            answer = answered(failure, record.ladder, facts, limits, before=before, now=now)
-            record = replace(record, ladder=answer.ladder)
-            return entered(record, death, answer.failure, limits, now=now, jitter=jitter), failure.cause
+            return died(record, death, failure, facts, limits, now=now, jitter=jitter), failure.cause
     if seen.unit in (UnitState.STARTING, UnitState.UP):
         ladder = kept(record.ladder, seen.facts)
         if seen.unit is UnitState.UP:
@@ -42,6 +39,16 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
             record = fulfilled(record)
         return _unseen_death(seen, record, limits, now=now)
     return record, ""
+
+
+def died(
+    record: Record, death: Death, failure: Failure, facts: Facts, limits: Restart, *, now: float, jitter: float
+) -> Record:
+    """A death enters the record, with what follows from it: a restart, a changed restart, or a hold."""
+    before = [(earlier.at, earlier.cause) for earlier in record.deaths]
+    answer = answered(failure, record.ladder, facts, limits, before=before, now=now)
+    record = replace(record, ladder=answer.ladder)
+    return entered(record, death, answer.failure, limits, now=now, jitter=jitter)
 
 
 def _unseen_death(seen: Seen, record: Record, limits: Restart, *, now: float) -> tuple[Record, str]:

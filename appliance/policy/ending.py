@@ -154,7 +154,7 @@ class Ending:
             signal=end.signal,
             hint=self.hint,
         )
-        found = failure_of(end.exit, verdict, self._evidence(end.t, now, unclean_boot=end.unclean_boot))
+        found = failure_of(end.exit, verdict, self.evidence(end.t, now, unclean_boot=end.unclean_boot))
         assert found is not None  # the verdict names a cause and was not requested
         return found
 
@@ -165,7 +165,7 @@ class Ending:
 
     def hardware(self, now: float, since: float) -> Failure | None:
         """What stops a GPU of the engine, whatever the engine itself still does; the kernel's lines from `since` on."""
-        known = self._evidence(now, now)
+        known = self.evidence(now, now)
         return hardware_of(replace(known, xids=tuple(xid for xid in known.xids if xid.t >= since)))
 
     def keep_step(self, failure: Failure) -> None:
@@ -209,7 +209,8 @@ class Ending:
     def _began(self, t: float) -> None:
         self._first_t = min(self._first_t, t)
 
-    def _evidence(self, ended: float, now: float, *, unclean_boot: bool = False) -> Evidence:
+    def evidence(self, ended: float, now: float, *, unclean_boot: bool = False) -> Evidence:
+        """What was seen around an end at `ended`, as known at `now`."""
         recent = tuple(x for x in self._xids if x.t <= ended + LOOK_AHEAD_S)
         counted: Maybe[int] = UNKNOWN
         if self._oom_now is not UNKNOWN and self._oom_before is not UNKNOWN:

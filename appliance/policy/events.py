@@ -57,6 +57,9 @@ EVENTS: dict[str, Event] = {
     "engine-reclaimed": Event("What engine @LLM_ENGINE@ held is free again", "The engine is started again."),
     "engine-unkillable": Event("Processes of engine @LLM_ENGINE@ cannot be killed",
         "They hang in the kernel, most often in the GPU's driver. Only a reboot of the machine helps."),
+    "engine-suspect": Event("Engine @LLM_ENGINE@ has work and makes no progress",
+        "The message says for how long, and what was noticed. When it is certain, by the limits under\n"
+        "[supervisor.hang], the engine is taken down with evidence; in mode \"observe\" nothing is done."),
     "incident-kept": Event("Evidence about engine @LLM_ENGINE@ is on disk",
         "To read it, and to send it with a report:\n"
         "    llm-appliance incidents @LLM_INCIDENT@\n    llm-appliance report @LLM_INCIDENT@"),

@@ -42,7 +42,7 @@ from appliance.samples import (
 from .aftermath import ACTIONS, Aftermath
 from .causes import UNKNOWN_CAUSE, Remedy
 from .ending import LOOK_AHEAD_S, End, Ending
-from .failure import EXITED, KILLED, Exit, Failure
+from .failure import EXITED, KILLED, Evidence, Exit, Failure
 from .hang import Opinion
 from .hardware import reading_of
 from .judgement import Judgement
@@ -121,7 +121,20 @@ class Judge:
         """Observed seconds since the last demand, for whoever sends canaries."""
         return self._service.progress.idle_s
 
+    @property
+    def runs(self) -> bool:
+        """Whether it is a run that is judged, not the end of one."""
+        return self._end is None and self._over is None and self._phase in (STARTING, SERVING)
+
+    def evidence(self, ended: float, now: float) -> Evidence:
+        """What was seen around an end, for whoever knows of the end itself."""
+        return self._ending.evidence(ended, now)
+
     # --- what is told -------------------------------------------------------------------------------------------
+
+    def killed(self, t: float) -> None:
+        """We sent a SIGKILL: what the driver says of that is an echo."""
+        self._ending.killed_at = t
 
     def feed(self, sample: Sample) -> None:
         """The next sample. One that is older than the last counts as of that instant."""

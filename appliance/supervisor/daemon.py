@@ -19,11 +19,10 @@ from appliance.config.model import Config, Supervisor
 from appliance.host import files, notify
 from appliance.host.journal import ERR, NOTICE, WARNING, Journal, message_id
 from appliance.host.places import Places
-from appliance.policy.causes import CAUSES, Remedy
 from appliance.policy.deaths import remembered
-from appliance.policy.ladder import Ladder
 from appliance.policy.reconcile import (
     ENDED,
+    STABLE_S,
     Action,
     Desired,
     Plan,
@@ -38,9 +37,11 @@ from appliance.policy.restart import Record, due_in_s
 from appliance.wire.incident import Incident
 
 from . import ledger as ledgers
-from . import rungs, sources
+from . import rungs, sources, story
 from .act import Hand, Refusal
 from .fleet import Fleet, observed_only
+from .gpumemory import GpuMemory
+from .judges import Judges
 from .observe import Observation, desired_of, observe, read_holds
 from .recorder import Recorder
 from .recoveries import Recoveries
@@ -68,12 +69,13 @@ class Daemon:
         self.looked = asyncio.Event()  # the first look was taken
         self.wake = asyncio.Event()
         self.recorder = Recorder(places.under_state(names.INCIDENTS), journal)
+        self.judges = Judges(self.telemetry, places, journal)
         self.recoveries = Recoveries(self)
-        self.timeline: sources.Timeline = lambda instance: ()
         self.listeners: set[asyncio.Queue[dict[str, object] | None]] = set()
         self._acted: dict[str, tuple[float, UnitState, str]] = {}  # last request: instant, and what was seen then
         self._read_at = clock.monotonic()
         self._faults: dict[str, str] = {}  # what was told already, by subject
+        self._memory = GpuMemory()
         self._draining: dict[str, float] = {}  # since when each engine is shown as draining
 
     @property
@@ -115,6 +117,7 @@ class Daemon:
                     self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
                 await _first(self._pause_s, self.wake, stop)
                 self.wake.clear()
+        await self.judges.close()
         await self.recoveries.close()
         await self.recorder.close()
 
@@ -159,16 +162,28 @@ class Daemon:
         self.looked.set()
         self.complain("systemd", self.observation.fault, "systemd-refused", WARNING)
         self._follow()
+        self.judges.look(self.effective.config, self.observation.seen)
         self._remember()
         made = self._plan()
         self._show(made)
         if self.settings.mode == "act" and not self.observation.fault:
+            self._take_down()
             for action in made.actions:
                 if action.instance in self.recoveries.active:
                     continue
                 await self._carry_out(action)
                 notify.watchdog()
         self.publish(None)  # a cycle has ended
+
+    def _take_down(self) -> None:
+        """Engines that hang are taken down, with evidence; what cannot be put on disk is tried again next time."""
+        for instance, judged in self.judges.hanging():
+            try:
+                self.recoveries.recover(instance, judged)
+                self.complain(f"recovery {instance}", "", "supervisor-fault", ERR)
+            except OSError as error:
+                fault = f"{instance} hangs, and that cannot be put on disk: {error.strerror}: {error.filename}"
+                self.complain(f"recovery {instance}", fault, "supervisor-fault", ERR, instance)
 
     async def look(self, found: source.Effective, desired: tuple[Desired, ...]) -> Observation:
         """See how things are for a configuration, which need not be the one in force."""
@@ -204,6 +219,7 @@ class Daemon:
         """Telemetry watches the engines as they were seen; a source that gives nothing is told once."""
         if not self.observation.fault:
             self.telemetry.follow({d.instance: self.observation.groups.get(d.instance, "") for d in self.desired})
+        self._memory.see(self.telemetry.nvml, STABLE_S)
         faults = {f"no evidence: {what}": fault for what, fault in self.telemetry.faults.items()}
         for subject in [*faults, *(known for known in self._faults if known.startswith("no evidence: "))]:
             fault = faults.get(subject, "")
@@ -221,10 +237,12 @@ class Daemon:
             seen, record = self.observation.seen.get(instance, Seen()), records.get(instance, Record())
             if seen.unit in ENDED and self.recoveries.took(instance, seen.run):
                 continue
+            if seen.unit in ENDED:
+                seen = self.judges.with_evidence(instance, seen)
             records[instance], cause = remembered(seen, record, limits, now=now, jitter=random.random())
             if cause:
                 self._tell_death(instance, records[instance], seen)
-            self._tell_ladder(instance, record.ladder, records[instance].ladder)
+            story.tell_ladder(self.journal, instance, record.ladder, records[instance].ladder)
         wanted = {desired.instance for desired in self.desired}
         for instance in set(records) - wanted:
             gone = Seen() if self.observation.fault else Seen(unit=UnitState.DOWN)
@@ -241,22 +259,10 @@ class Daemon:
         if acts:
             rungs.write(self.places, self.ledger.records)
 
-    def _tell_ladder(self, instance: str, before: Ladder, after: Ladder) -> None:
-        """A rung more is told with the death that led to it; this is the way up."""
-        if len(after.rungs) >= len(before.rungs) or before.told == after.told:
-            return
-        left = f"; what stays changed: {after.told}" if after.told else ""
-        if after.dropped is not None:
-            text = f"{instance}: its next start does without {after.dropped.told}, after long service without trouble"
-        else:
-            text = f"{instance}: its configuration changed, and what was changed about its starts is forgotten"
-        event = "engine-changed"
-        self.journal.log(NOTICE, text + left, MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance)
-
     def subject(self, instance: str, run: str, group: str) -> sources.Subject:
         """What evidence about a run is asked of."""
         facts = sources.facts(self.places, self.effective)
-        return sources.Subject(instance, run, group, self.effective, self.places, self.timeline, facts=facts)
+        return sources.Subject(instance, run, group, self.effective, self.places, self.judges.timeline, facts=facts)
 
     def _tell_death(self, instance: str, record: Record, seen: Seen) -> None:
         about = Incident(
@@ -264,20 +270,7 @@ class Daemon:
             verdict="failed", action="hold" if record.hold else "restart", run=seen.run,
         )  # fmt: skip
         id_ = self.recorder.death(about, lambda: self.subject(instance, seen.run, ""))
-        cause = CAUSES[record.cause]
-        restarts = cause.remedy in (Remedy.RESTART, Remedy.WAIT)
-        # The advice says what follows as a rule; where something else does, the reason or the hold's own line says it.
-        advice = f". {cause.advice}" if restarts != bool(record.hold) else ""
-        text = f"{instance}: {record.cause}: {record.reason.rstrip('.')}{advice}"
-        self.journal.log(
-            ERR,
-            text,
-            MESSAGE_ID=message_id(record.cause),
-            LLM_EVENT="engine-ended",
-            LLM_ENGINE=instance,
-            LLM_CAUSE=record.cause,
-            LLM_INCIDENT=id_,
-        )
+        story.tell_death(self.journal, instance, record, id_)
         self.publish({"event": "ended", "engine": instance, "cause": record.cause, "message": record.reason})
 
     def _plan(self) -> Plan:
@@ -301,6 +294,8 @@ class Daemon:
                 limits=self.settings.restart,
                 now=clock.wall(),
                 recent=recent,
+                memory=self._memory.known,
+                inflight=self.judges.open_calls(),
                 draining={instance: now - since for instance, since in self._draining.items()},
                 drain_s=self.drain_s,
             )
@@ -311,7 +306,9 @@ class Daemon:
 
     def _show(self, made: Plan) -> None:
         now, window = clock.wall(), self.settings.restart.window
-        views = {**made.views, **self.recoveries.views}
+        views = {instance: self.judges.view(instance, view) for instance, view in made.views.items()}
+        views |= self.recoveries.views
+        self.judges.tell()
         if self.settings.mode == "observe":
             for action in made.actions:
                 if action.instance in views:

@@ -12,23 +12,23 @@ from appliance import clock, names
 from appliance.host import files
 from appliance.host.journal import ERR, NOTICE, message_id
 from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE
+from appliance.policy.deaths import died
 from appliance.policy.failure import Failure
 from appliance.policy.reclaim import Judged
 from appliance.policy.reconcile import RUNNING, Seen, View
-from appliance.policy.restart import Death, Record, asked, entered
-from appliance.quantity import UNKNOWN
+from appliance.policy.restart import Death, Record, asked
 
-from .recovery import Case, Memory, Recovery, path_of, read, write
+from .recovery import Case, Recovery, path_of, read, write
 
 if TYPE_CHECKING:
     from .daemon import Daemon
 
 
 class Recoveries:
-    """Owner of the recoveries' tasks. `memory` gives the last reading of an engine's GPUs, UNKNOWN where none is."""
+    """Owner of the recoveries' tasks."""
 
-    def __init__(self, daemon: Daemon, memory: Memory = lambda instance: UNKNOWN) -> None:
-        self._daemon, self.memory = daemon, memory
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
         self._active: dict[str, Recovery] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._taken: dict[str, str] = {}  # instance: the run that was taken down last
@@ -125,14 +125,15 @@ class Recoveries:
                 record = asked(record, case.reason, case.run)
         elif not record.knows(case.run):
             death = Death(now, case.run, case.cause, case.start)
-            failure = Failure(case.cause, CAUSES[case.cause].remedy, case.reason)
+            failure = Failure(case.cause, CAUSES[case.cause].remedy, case.reason, case.evidence)
+            facts = self._daemon.observation.seen.get(instance, Seen()).facts
             limits = self._daemon.settings.restart
-            record = entered(record, death, failure, limits, now=now, jitter=random.random())
+            record = died(record, death, failure, facts, limits, now=now, jitter=random.random())
         self._daemon.save({**records, instance: record})
 
     def _begin(self, instance: str, case: Case) -> None:
         self._daemon.recorder.open[instance] = case.incident
-        recovery = Recovery(self._daemon, instance, case, self.memory)
+        recovery = Recovery(self._daemon, instance, case, self._daemon.judges.memory)
         task = asyncio.ensure_future(recovery.run())
         task.set_name(f"recovery {instance}")
         self._taken[instance] = case.run

@@ -170,6 +170,7 @@ class Recovery:
     async def _kill(self) -> None:
         if self.case.killed is None:
             self._keep(replace(self.case, killed=clock.wall()))
+            self._daemon.judges.killed(self._instance)
             self._tell(WARNING, "engine-killed", f"all its processes are killed: {self.case.reason}")
         self._asked = clock.monotonic()
         await self._daemon.hand.ask("kill", names.engine_unit(self._instance), "SIGKILL")

@@ -11,7 +11,7 @@ import re
 from collections import deque
 from dataclasses import replace
 
-from appliance.samples import Boot, Ended, Finding, Line, Metrics, Milestone, Notice, Proc, Raw, Said, StateFile, Xid
+from appliance.samples import Boot, Ended, Finding, Line, Metrics, Milestone, Notice, Proc, Said, Sample, StateFile, Xid
 
 from . import vllmlog
 from .kernellog import finding_of
@@ -50,7 +50,7 @@ class Reader:
         self._boot = ""
         self._shut_down = False
 
-    def read(self, sample: Raw | Notice) -> tuple[Finding, ...]:
+    def read(self, sample: Sample) -> tuple[Finding, ...]:
         """What a sample tells beyond itself."""
         if isinstance(sample, Line):
             boot = self._booted(sample.t, sample.boot)

@@ -59,7 +59,7 @@ def test_what_answers_is_kept_and_what_does_not_is_named(tmp_path: Path) -> None
         {"kernel.log"} & set(kept.collected)
     )
     assert kept.missing["processes.txt"].startswith("the launcher does not answer")
-    assert kept.missing["metrics.txt"].startswith("/metrics does not answer")
+    assert kept.missing["metrics.txt"].startswith("/metrics: ")
     assert kept.facts == {"vllm": "0.32.0"}
     assert 'NCCL_DEBUG = "INFO"' in (tmp_path / "incidents" / ABOUT.id / "config.toml").read_text()
     for path in (tmp_path / "incidents").rglob("*"):

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from appliance.engine.ready import Outcome, Probe, attempt, listening
+from appliance.engine.ready import Probe
+from appliance.host.realwork import Outcome, attempt, listening
 
 Routes = dict[str, tuple[int, Any]]
 TOKEN = {"choices": [{"text": "-"}], "usage": {"completion_tokens": 1}}

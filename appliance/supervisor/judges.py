@@ -1,0 +1,234 @@
+"""One judge for each engine that is watched: told all that telemetry sees, asked once a cycle.
+
+Judges judge and nothing else. What follows from it is the loop's: a recovery of an engine that hangs, evidence for the
+end of one that died. An idle engine is asked for a sign of life here, since its answer is something to be judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from appliance import clock, names
+from appliance.config.model import Config, Supervisor
+from appliance.host import realwork
+from appliance.host.journal import NOTICE, WARNING, Journal, message_id
+from appliance.host.places import Places
+from appliance.policy.canary import Rest, is_due
+from appliance.policy.failure import Evidence
+from appliance.policy.judge import Judge
+from appliance.policy.judgement import Judgement
+from appliance.policy.reconcile import Seen, UnitState, View
+from appliance.quantity import UNKNOWN, Maybe
+from appliance.samples import Canary, Gpu, Ledger, Nvml, Setting
+from appliance.wire.findings import Reader
+from appliance.wire.timelinewrite import header, record_of
+
+from .telemetry import Telemetry
+
+SUSPECT_EVENT, NOTE_EVENT = "engine-suspect", "engine-note"
+CANARY_LIMIT_S = 900.0  # longest wait for its answer: a judge has made up its mind long before
+STALE_S = 30.0  # a reading of the GPUs that is older says nothing of their memory now
+
+
+@dataclass(slots=True)
+class _Case:
+    """An engine before its judge."""
+
+    judge: Judge
+    reader: Reader
+    setting: Setting
+    limits: Supervisor
+    model: str
+    place: tuple[int, int, int] = (0, 0, 0)  # how far telemetry was read
+    judgement: Judgement | None = None
+    told: tuple[str, str] = ("ok", "")
+    canary: asyncio.Task[object] | None = None
+    open_calls: Maybe[int] = field(default=UNKNOWN)
+
+
+class Judges:
+    """The judges of all engines. Its methods run in the loop; `look` first, then what is asked."""
+
+    def __init__(self, telemetry: Telemetry, places: Places, journal: Journal) -> None:
+        self._telemetry, self._places, self._journal = telemetry, places, journal
+        self._cases: dict[str, _Case] = {}
+
+    # --- once a cycle -------------------------------------------------------------------------------------------------
+
+    def look(self, config: Config | None, seen: Mapping[str, Seen]) -> None:
+        """Hear what is new of each local engine, and ask those for a sign of life that have rested for long."""
+        instances = config.local_instances if config is not None else ()
+        for gone in [instance for instance in self._cases if instance not in instances]:
+            self._drop(gone)
+        for instance in instances:
+            assert config is not None
+            case = self._case(config, instance, seen.get(instance, Seen()))
+            self._hear(instance, case)
+            self._ask_for_life(instance, case, seen.get(instance, Seen()))
+
+    async def close(self) -> None:
+        """No more questions."""
+        for instance in list(self._cases):
+            self._drop(instance)
+
+    # --- what is concluded --------------------------------------------------------------------------------------------
+
+    def hanging(self) -> Iterator[tuple[str, Judgement]]:
+        """Engines that run and are to be taken down: they hang, or have stopped moving with a GPU that failed."""
+        for instance, case in self._cases.items():
+            found = case.judgement
+            if found is not None and case.judge.runs and found.verdict in ("hung", "failed") and found.action != "none":
+                yield instance, found
+
+    def view(self, instance: str, view: View) -> View:
+        """What is shown of an engine, with what its judge thinks of it."""
+        case = self._cases.get(instance)
+        found = case.judgement if case is not None else None
+        if case is None or found is None or view.state not in ("serving", "starting") or not case.judge.runs:
+            return view
+        if found.verdict in ("suspect", "hung", "failed"):
+            return replace(view, reason=found.reason, cause=found.cause)
+        if view.state == "serving" and found.cause in ("asleep", "compiling", "busy-prefill"):
+            return replace(view, reason=view.reason or found.reason, cause=found.cause)
+        return view
+
+    def with_evidence(self, instance: str, seen: Seen) -> Seen:
+        """What is seen of an engine that ended, with what was noticed around its end."""
+        case = self._cases.get(instance)
+        now = clock.monotonic()
+        return seen if case is None else replace(seen, evidence=case.judge.evidence(now - seen.age_s, now))
+
+    def evidence(self, instance: str) -> Evidence:
+        """What is noticed of an engine now."""
+        case, now = self._cases.get(instance), clock.monotonic()
+        return Evidence() if case is None else case.judge.evidence(now, now)
+
+    def killed(self, instance: str) -> None:
+        """We sent a SIGKILL to its processes."""
+        case = self._cases.get(instance)
+        if case is not None:
+            case.judge.killed(clock.monotonic())
+
+    def tell(self) -> None:
+        """One line for each change of mind that nothing else tells."""
+        for instance, case in self._cases.items():
+            found = case.judgement
+            if found is None or not case.judge.runs:
+                case.told = ("ok", "")
+                continue
+            works = found.verdict in ("ok", "unknown")
+            noted = works and bool(found.evidence) and found.reason.startswith("the engine works on")
+            now = (found.verdict, found.cause) if not works or noted else ("ok", "")
+            if now == case.told:
+                continue
+            before, case.told = case.told, now
+            if noted:
+                self._line(WARNING, instance, NOTE_EVENT, found.reason, found.cause)
+            elif not works:
+                self._line(NOTICE, instance, SUSPECT_EVENT, f"{found.verdict}: {found.reason}", found.cause)
+            elif before[0] in ("suspect", "hung"):
+                self._line(NOTICE, instance, SUSPECT_EVENT, "it makes progress again", "")
+
+    # --- what others ask ----------------------------------------------------------------------------------------------
+
+    def open_calls(self) -> Maybe[Mapping[str, Maybe[int]]]:
+        """Calls that the gateway has open at each engine; UNKNOWN while it does not tell of any."""
+        found = {instance: case.open_calls for instance, case in self._cases.items()}
+        return found if any(calls is not UNKNOWN for calls in found.values()) else UNKNOWN
+
+    def memory(self, instance: str) -> Maybe[Nvml]:
+        """The last reading of an engine's GPUs; UNKNOWN where there is none that is fresh."""
+        case, reading = self._cases.get(instance), self._telemetry.nvml
+        if case is None or reading is None or reading.error or clock.monotonic() - reading.t > STALE_S:
+            return UNKNOWN
+        own = tuple(gpu for gpu in reading.gpus if gpu.pci in case.setting.engine_gpu_pci)
+        return replace(reading, gpus=own) if own else UNKNOWN
+
+    def timeline(self, instance: str) -> Iterator[Mapping[str, object]]:
+        """The last minutes of an engine as a recording that can be judged again."""
+        case = self._cases.get(instance)
+        if case is None:
+            return
+        yield header(case.setting)
+        for sample in self._telemetry.samples(instance):
+            record = record_of(sample, instance)
+            if record is not None:
+                yield record
+
+    # --- within -------------------------------------------------------------------------------------------------------
+
+    def _case(self, config: Config, instance: str, seen: Seen) -> _Case:
+        """The case of an engine; another start, or other limits, may make it another one, which hears all anew."""
+        setting, limits = self._setting(config, instance, seen), config.supervisor
+        case = self._cases.get(instance)
+        if case is None or (case.setting, case.limits) != (setting, limits):
+            canary = case.canary if case is not None else None
+            engine = config.engine_of(instance)
+            model = engine.served[0] if engine is not None and engine.served else ""
+            reader = Reader(names.engine_unit(instance))
+            case = self._cases[instance] = _Case(Judge(setting, limits), reader, setting, limits, model, canary=canary)
+        return case
+
+    def _setting(self, config: Config, instance: str, seen: Seen) -> Setting:
+        engine = config.engine_of(instance)
+        flags = engine.vllm if engine is not None else {}
+        tp, pp = (_count(flags.get(key)) for key in ("tensor_parallel_size", "pipeline_parallel_size"))
+        given, known = seen.facts.place.gpus, seen.facts.place.known
+        on_cpu = config.runtime.device == "cpu" or (known and not seen.facts.cuda)
+        gpus: Maybe[int] = 0 if on_cpu else len(given) or UNKNOWN
+        return Setting(engine=instance, tp=tp, pp=pp, gpus=gpus, engine_gpu_pci=() if on_cpu else self._pci(given))
+
+    def _pci(self, given: tuple[str, ...]) -> tuple[str, ...]:
+        """The addresses of GPUs that the launcher names by UUID, or by number in the order of their addresses."""
+        reading = self._telemetry.nvml
+        cards: list[Gpu] = sorted(reading.gpus, key=lambda gpu: gpu.pci) if reading is not None else []
+        numbered = {str(number): gpu.pci for number, gpu in enumerate(cards)}
+        named = {gpu.uuid: gpu.pci for gpu in cards if gpu.uuid}
+        found = [named.get(name) or numbered.get(name, "") for name in given]
+        return tuple(found) if all(found) else ()
+
+    def _hear(self, instance: str, case: _Case) -> None:
+        came, case.place = self._telemetry.after(instance, case.place)
+        for sample in came:
+            case.judge.feed(sample)
+            if isinstance(sample, Ledger):
+                case.open_calls = sample.inflight
+            for finding in case.reader.read(sample):
+                case.judge.feed(finding)
+        case.judgement = case.judge.judged(clock.monotonic())
+
+    def _ask_for_life(self, instance: str, case: _Case, seen: Seen) -> None:
+        canary = case.canary
+        if canary is not None and canary.done():
+            case.canary = canary = None
+            case.judge.feed(Canary(t=clock.monotonic(), outstanding=False))
+        cause = case.judgement.cause if case.judgement is not None else ""
+        rest = Rest(
+            idle_s=case.judge.idle_s(),
+            serving=seen.unit is UnitState.UP and seen.phase == "serving",
+            asleep=cause == "asleep",
+            draining=cause == "draining",
+            outstanding=canary is not None,
+        )
+        if is_due(rest, case.limits.hang.canary_after) and case.model:
+            socket = names.engine_socket(instance, self._places.run)
+            work = asyncio.to_thread(realwork.attempt, socket, case.model, CANARY_LIMIT_S)
+            case.canary = asyncio.ensure_future(work)
+            case.judge.feed(Canary(t=clock.monotonic(), outstanding=True))
+
+    def _drop(self, instance: str) -> None:
+        case = self._cases.pop(instance)
+        if case.canary is not None:
+            case.canary.cancel()
+
+    def _line(self, priority: int, instance: str, event: str, text: str, cause: str) -> None:
+        self._journal.log(
+            priority, f"{instance}: {text}", MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance,
+            LLM_CAUSE=cause or None,
+        )  # fmt: skip
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
