@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from appliance.errors import Failed
+from appliance.host import web
 
 from .resolve import Wheel, digest
 
@@ -76,8 +77,7 @@ class Meter:
 
 def opener(index_url: str = "", cafile: str = "") -> Opener:
     """Opens URLs through the proxies of the environment. Credentials of `index_url` go to that host alone."""
-    context = ssl.create_default_context(cafile=cafile or None)
-    director = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    director = web.director(cafile)
     parts = urlsplit(index_url)
     secret = ""
     if parts.username is not None:

@@ -46,18 +46,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._plain(int(fault))
         body = script.body
         start = 0
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "") or "")
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "") or "")
         if match is not None and script.ranges and fault != "ignore-range":
             start = int(match[1])
             if start >= len(body):
                 return self._plain(416)
+        whole = len(body)
+        if match is not None and match[2] and script.ranges and fault != "ignore-range":
+            body = body[: int(match[2]) + 1]
         if fault == "wrong-bytes":
             body = bytes(len(body))
         length = len(body) - start
-        self.send_response(206 if start else 200)
-        if start:
+        part = start or len(body) < whole
+        self.send_response(206 if part else 200)
+        if part:
             first = start + 1 if fault == "wrong-range" else start
-            self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
+            self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{whole}")
         self.send_header("Content-Length", str(length + 7 if fault == "long-length" else length))
         self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
         self.send_header("Connection", "close")
