@@ -54,6 +54,7 @@ VERBS: dict[str, Verb] = {
     "apply": Verb("appliance.cli.apply", "make the configuration take effect", json=True),
     "keys": Verb("appliance.cli.keys", "create, list, revoke and rotate API keys", json=True),
     "audit": Verb("appliance.cli.audit", "show and verify the usage ledger", json=True),
+    "plan": Verb("appliance.cli.plan", "will a model fit, how many requests at once, which flags", json=True),
     "models": Verb("appliance.cli.models", "list, fetch and remove model files", json=True),
     "runtime": Verb("appliance.cli.runtime", "list, build, choose and roll back vLLM environments", json=True),
     "chat": Verb("appliance.cli.chat", "talk to a model through the gateway"),
