@@ -26,6 +26,7 @@ _NONE = Layer(Keeps.NOTHING)
 # Kinds of attention whose memory is not computed here: better said than counted as full attention.
 _FOREIGN = ("compress_ratios", "ssm_cfg", "attn_type_list", "mamba2_layers", "lightning_attention", "compress_rates")
 _NOT_MLA = frozenset({"minicpm3"})  # vLLM keeps whole keys for it
+_DOUBLED = frozenset({"longcat_flash"})
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "nomic_bert", "gte", "new",
                        "electra", "deberta", "deberta-v2", "mpnet"})  # fmt: skip
 
@@ -45,6 +46,8 @@ def layers(shape: Shape) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """(one Layer for each, doubts). No layers where a needed figure is missing; the doubts say which."""
     if not 0 < shape.count <= MOST_LAYERS:
         return (), ()
+    if shape.family in _DOUBLED:
+        return (), (f"what a layer keeps ({shape.family} attends twice in each)",)
     if shape.family in _ENCODERS:  # a text is read whole: nothing is kept for a next token
         return (_NONE,) * shape.count, ()
     foreign = [name for name in _FOREIGN if name in shape.fields]
@@ -73,6 +76,12 @@ def layers(shape: Shape) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
 
 _STATES = frozenset({"linear_attention", "mamba", "mamba1", "mamba2", "conv", "kda", "hybrid"})
 _LETTERS = {"M": "mamba", "*": "full_attention", "-": "nothing", "E": "nothing"}
+
+
+def told(fields: Fields) -> int:
+    """How many layers the lists name, for a file that gives no number; 0 when there is no list."""
+    words = fields.words("layer_types") or fields.words("layers_block_type")
+    return len(words) or len(fields.text("hybrid_override_pattern"))
 
 
 def _kinds(shape: Shape) -> list[str]:
@@ -129,6 +138,7 @@ def _attention(shape: Shape, kind: str) -> Layer | None:
     fields = shape.fields
     if kind in ("nothing", "mlp", "moe"):
         return _NONE
+    kind = "full_attention" if kind == "indexed_attention" else kind  # sparse: of all tokens it keeps all
     latent, rope = fields.number("kv_lora_rank"), fields.number("qk_rope_head_dim")
     if kind == "full_attention" and latent is not UNKNOWN and rope is not UNKNOWN and shape.family not in _NOT_MLA:
         index = fields.number("index_head_dim")

@@ -64,7 +64,10 @@ def read(config: Mapping[str, object]) -> Architecture:
     head_dim = fields.number("head_dim", "attention_head_dim", "kv_channels")
     if head_dim is UNKNOWN and hidden is not UNKNOWN and heads is not UNKNOWN:
         head_dim = hidden // heads
-    count = needed("number of layers", fields.number("num_hidden_layers", "n_layer", "num_layers", "n_layers"))
+    counted = fields.number("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if counted is UNKNOWN and layerkinds.told(fields):
+        counted = layerkinds.told(fields)
+    count = needed("number of layers", counted)
     shape = layerkinds.Shape(family, 0 if count is UNKNOWN else count, kv_heads, head_dim, fields)
     layers, doubts = layerkinds.layers(shape)
     tied = fields.truth("tie_word_embeddings")

@@ -93,3 +93,39 @@ def test_the_longest_request_fits_and_one_token_more_does_not(
         assert made.concurrency(available, longest) >= 1
     if longest < ceiling:
         assert made.request_bytes(longest + 1) > available
+
+
+def shaped(every: int, count: int, full: Layer, other: Layer) -> tuple[Layer, ...]:
+    """`count` layers, each `every`-th of them full attention."""
+    return tuple(full if (n + 1) % every == 0 else other for n in range(count))
+
+
+WIDE = Layer(Keeps.FULL, 16, 128, 128)
+GEMMA3 = shaped(6, 62, WIDE, Layer(Keeps.SLIDING, 16, 128, 128, window=1024))
+GEMMA4 = shaped(6, 60, Layer(Keeps.FULL, 4, 512, 512), Layer(Keeps.SLIDING, 16, 256, 256, window=1024))
+GPT_OSS = shaped(2, 36, Layer(Keeps.FULL, 8, 64, 64), Layer(Keeps.SLIDING, 8, 64, 64, window=128))
+LLAMA4 = shaped(4, 48, FULL, CHUNK)
+QWEN35 = shaped(4, 64, Layer(Keeps.FULL, 4, 256, 256), STATE)
+MISTRAL = (Layer(Keeps.SLIDING, 8, 128, 128, window=4096),) * 32
+
+
+@pytest.mark.parametrize(
+    ("layers", "length", "size"),
+    [
+        (GEMMA3, 8192, 3195535360),
+        (GEMMA3, 131072, 13261864960),
+        (GEMMA4, 8192, 4878499840),
+        (GEMMA4, 131072, 14944829440),
+        (GPT_OSS, 8192, 458293248),
+        (GPT_OSS, 131072, 4988141568),
+        (LLAMA4, 8192, 1610612736),
+        (LLAMA4, 131072, 8254390272),
+        (QWEN35, 8192, 873463808),
+        (QWEN35, 131072, 8940158976),
+        (MISTRAL, 131072, 1075838976),
+        ((LATENT,) * 61, 131072, 9210691584),
+    ],
+)
+def test_as_vllm_lays_it_out(layers: tuple[Layer, ...], length: int, size: int) -> None:
+    """Bytes of one request by vLLM 0.32's own functions, with 4096 tokens in flight and prefix caching."""
+    assert cache(*layers, in_flight=4096).request_bytes(length) == size

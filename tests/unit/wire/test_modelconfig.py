@@ -82,6 +82,11 @@ def test_defaults_of_a_family_that_leaves_them_out() -> None:
         ({"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4},
          {Keeps.STATE: 4, Keeps.FULL: 4}),
         ({"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}, {Keeps.STATE: 2, Keeps.FULL: 2}),
+        ({"num_hidden_layers": None, "layers_block_type": ["mamba", "moe", "attention"], "mamba_n_heads": 8,
+          "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4},
+         {Keeps.STATE: 1, Keeps.NOTHING: 1, Keeps.FULL: 1}),
+        ({"layer_types": ["indexed_attention"] * 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128},
+         {Keeps.LATENT: 4}),
         ({"model_type": "bert"}, {Keeps.NOTHING: 4}),
     ],
 )  # fmt: skip
@@ -113,6 +118,7 @@ def test_wider_heads_where_attention_is_full() -> None:
         ({**BASE, "layer_types": ["retention"] * 4}, "retention"),
         ({**BASE, "layer_types": ["linear_attention"] * 4}, "linear_attention"),
         ({**BASE, "attn_type_list": [0, 1, 0, 1]}, "attn_type_list"),
+        ({**BASE, "model_type": "longcat_flash"}, "attends twice"),
     ],
 )
 def test_what_is_missing_is_named(config: dict[str, Any], unknown: str) -> None:
