@@ -7,7 +7,9 @@ The model is read from its directory, or from the hub without its weights; GPUs 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,7 +19,7 @@ from appliance.config.model import Config, Engine
 from appliance.errors import EXIT_FOUND, EXIT_OK, ConfigInvalid, Unreachable, UsageError
 from appliance.host import checkpoint, gpus, places
 from appliance.host.checkpoint import Checkpoint
-from appliance.policy import cards, fitting, weights
+from appliance.policy import cards, fitting, kvcache, weights
 from appliance.policy.cards import GIB, Card
 from appliance.policy.fitting import Plan
 from appliance.policy.sizing import Options
@@ -47,22 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", metavar="LIST", help='cards that are not here, like "4x RTX 4090"')
     parser.add_argument("--tp", type=int, metavar="N", help="tensor_parallel_size")
     parser.add_argument("--max-model-len", type=_tokens, metavar="N", help="the context that must fit")
-    parser.add_argument("--kv-cache-dtype", metavar="T", choices=("auto", *fitting_dtypes()), help="auto, fp8, ...")
+    parser.add_argument("--kv-cache-dtype", metavar="T", choices=("auto", *kvcache.KV_BYTES), help="auto, fp8, ...")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="F", help="vLLM's share of each GPU")
     parser.add_argument("--context", type=_contexts, metavar="N,N", help="context lengths to count requests for")
 
 
-def fitting_dtypes() -> tuple[str, ...]:
-    """The forms of the KV cache that a plan can count."""
-    return ("fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
+_SCALES = {"": 1, "k": 1000, "K": 1 << 10, "m": 1000**2, "M": 1 << 20}
 
 
 def _tokens(text: str) -> int:
-    """`32768` or `32k`."""
-    short = text.strip().lower()
-    number = int(short[:-1]) * 1024 if short.endswith("k") else int(short)
+    """`32768`, `32K` (1024 each) or `32k` (1000 each), as vLLM reads them. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text.strip())
+    number = int(float(match[1]) * _SCALES[match[2]]) if match else 0
     if not 0 < number < 1 << 31:
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is no number of tokens")
     return number
 
 
@@ -181,9 +181,16 @@ def _case(engine: Engine, config: Config, given: tuple[Card, ...] | None, args: 
             f"not all GPUs of engine {engine.name} are here: {len(here)} are known",
             hint="name cards with --gpus to plan for another machine",
         )
+    copies = _parallel(engine, "data_parallel_size") * _parallel(engine, "prefill_context_parallel_size")
+    chosen = chosen[: max(len(chosen) // copies, 1)]  # each copy holds the whole model
     if options.tp is None:  # as the launcher does
         options = replace(options, tp=max(len(chosen) // options.pp, 1))
     return Case(engine.name, engine.model, tuple(chosen), options)
+
+
+def _parallel(engine: Engine, flag: str) -> int:
+    value = engine.vllm.get(flag)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _configured(engine: Engine) -> Options:
@@ -192,12 +199,16 @@ def _configured(engine: Engine) -> Options:
 
     def number(flag: str) -> int | None:
         value = flags.get(flag)
+        if isinstance(value, str):  # vLLM takes 32K, too
+            with contextlib.suppress(ValueError):
+                return _tokens(value)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def words(flag: str) -> str:
         value = flags.get(flag)
         return value if isinstance(value, str) else "auto"
 
+    offload = flags.get("cpu_offload_gb")
     draft = flags.get("speculative_config")
     tokens = draft.get("num_speculative_tokens") if isinstance(draft, dict) and "mtp" in str(draft.get("method")) else 0
     made = Options(
@@ -212,6 +223,8 @@ def _configured(engine: Engine) -> Options:
         eager=flags.get("enforce_eager") is True,
         prefix_caching=flags.get("enable_prefix_caching") is not False,
         speculative=tokens if isinstance(tokens, int) else 0,
+        quantization="" if words("quantization") == "auto" else words("quantization"),
+        offload=int(offload * GIB) if isinstance(offload, (int, float)) else 0,
     )
     share = placement.memory_share(engine)
     return made if share is None else replace(made, utilization=share)

@@ -74,6 +74,9 @@ def plan(
         return Plan(verdict="does not fit", sizing=None, refusals=tuple(refusals), notes=notes)
     if checkpoint is None:
         return Plan(verdict="unknown", sizing=None, notes=(*notes, "the size of the weights is not known"))
+    if sizing.value_bytes(options.kv_cache_dtype, model) is UNKNOWN:
+        doubt = f"what a KV cache in {options.kv_cache_dtype} takes is not known here"
+        return Plan(verdict="unknown", sizing=None, notes=(*notes, doubt))
     if model.unknown:
         doubt = "what one request takes cannot be computed"
         return Plan(verdict="unknown", sizing=None, notes=(*notes, doubt))
@@ -182,7 +185,7 @@ def _settle(
     usual = sizing.size(model, checkpoint, card, options, tp=tp)
     if options.max_num_seqs is None and usual.batch.requests > FEW_REQUESTS:
         ways.append(replace(options, max_num_seqs=FEW_REQUESTS))
-    if options.kv_cache_dtype == "auto" and card.capability >= FP8_CACHE and sizing.value_bytes("auto", model) > 1:
+    if options.kv_cache_dtype == "auto" and card.capability >= FP8_CACHE and sizing.value_bytes("auto", model) != 1:
         ways.append(replace(ways[-1], kv_cache_dtype="fp8"))
     sized = [(sizing.size(model, checkpoint, card, way, tp=tp), way) for way in ways]
     return [(found, _bounded(found, way, options)) for found, way in sized]
@@ -269,7 +272,7 @@ def _room(model: Architecture, checkpoint: Weights, found: Sizing, options: Opti
     if weights.linear_bytes(model.quantisation, model.dtype) > 1:
         for word, part in (("an FP8", 0.5), ("a 4-bit (AWQ, GPTQ or NVFP4)", 0.27)):
             smaller = replace(checkpoint, layers=int(checkpoint.layers * part), keys=int(checkpoint.keys * part))
-            if enough(found.tp, options, smaller):
+            if enough(found.tp, replace(options, quantization=""), smaller):
                 ways.append(f"{word} checkpoint of the model, about {format_size(smaller.total)}")
                 break
     return tuple(ways) or ("a smaller model, or cards with more memory",)

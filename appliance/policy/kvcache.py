@@ -26,8 +26,7 @@ BLOCK = 16  # tokens in a block where nothing demands more; vLLM's default on CU
 LATENT_ALIGNMENT = 128  # of blocks in hybrids of MLA and states: the decode kernels of MLA demand it
 SPARSE_LATENT_FP8 = 656  # bytes a token of DeepSeek's own fp8 form (512 values, 4 scales, 64 rotary values of 16 bits)
 
-KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_ds_mla": 1, "bfloat16": 2, "float16": 2, "half": 2,
-            "float32": 4}  # fmt: skip
+KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_ds_mla": 1, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

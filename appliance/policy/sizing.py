@@ -42,6 +42,8 @@ class Options:
     eager: bool = False
     prefix_caching: bool = True
     speculative: int = 0
+    quantization: str = ""  # of a checkpoint that has none: vLLM shrinks it while loading
+    offload: int = 0  # bytes of weights that stay in the host's memory, on each GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,15 @@ class Sizing:
         return self.cache.tokens(self.kv, longest) if longest else 0
 
 
-def value_bytes(kv_dtype: str, model: Architecture) -> int:
-    """Bytes of one value in the cache; "auto" is the checkpoint's own choice, else the model's precision."""
-    chosen = kv_dtype
-    if chosen == "auto":
-        chosen = model.quantisation.kv_dtype if model.quantisation and model.quantisation.kv_dtype else model.dtype
-    return 1 if chosen.startswith("fp8") else 2
+def value_bytes(kv_dtype: str, model: Architecture) -> Maybe[int]:
+    """Bytes of one value in the cache; "auto" is the checkpoint's own choice, else the model's precision, 16 bits.
+
+    UNKNOWN for a form that is not counted here.
+    """
+    if kv_dtype != "auto":
+        return kvcache.KV_BYTES.get(kv_dtype, UNKNOWN)
+    own = model.quantisation.kv_dtype if model.quantisation else ""
+    return kvcache.KV_BYTES.get(own, 2)
 
 
 def size(
@@ -103,12 +108,14 @@ def size(
     usual = overhead.defaults(card)
     batch = Batch(options.max_num_batched_tokens or usual.tokens, options.max_num_seqs or usual.requests)
     share = int(card.memory * options.utilization)
-    held = weights.per_gpu(checkpoint, model, tp, options.pp)
+    loaded = checkpoint if model.quantisation else weights.shrunk(checkpoint, options.quantization)
+    held = max(weights.per_gpu(loaded, model, tp, options.pp) - options.offload, 0)
+    kv_bytes = value_bytes(options.kv_cache_dtype, model)
     beside = overhead.overhead(model, batch, tp=tp, pp=options.pp, eager=options.eager)
     setting = kvcache.Setting(
         tp=tp,
         pp=options.pp,
-        kv_bytes=value_bytes(options.kv_cache_dtype, model),
+        kv_bytes=2 if kv_bytes is UNKNOWN else kv_bytes,
         in_flight=batch.tokens * BATCHES_IN_FLIGHT,
         prefix_caching=options.prefix_caching,
         speculative=options.speculative,

@@ -131,6 +131,19 @@ def linear_bytes(quant: Quantisation | None, dtype: str = "bfloat16") -> float:
     return size + (4 / group if group else 0)
 
 
+# What vLLM makes of a 16-bit checkpoint while it loads, as a part of the linear layers' bytes.
+SHRUNK = {"fp8": 0.5, "bitsandbytes": 0.28}
+
+
+def shrunk(weights: Weights, method: str) -> Weights:
+    """A checkpoint of 16 bits as it is held when vLLM quantises it on loading; the same for any other method."""
+    part = SHRUNK.get(method)
+    if part is None:
+        return weights
+    smaller = replace(weights, layers=int(weights.layers * part), keys=int(weights.keys * part))
+    return replace(smaller, source=f"{weights.source}, {method} on loading")
+
+
 def _parts(model: Architecture) -> Weights:
     """What is not split evenly, by the architecture; zero where a figure is not known."""
     hidden, vocabulary = model.hidden, model.vocabulary

@@ -101,8 +101,9 @@ def test_other_cards(
 
 
 def test_arguments_decide(machine: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fixed = ["--tp", "4", "--max-model-len", "8k", "--kv-cache-dtype", "fp8", "--gpu-memory-utilization", "0.8"]
-    words = ["--config", str(machine), "--model", str(model), "--gpus", "4x RTX 4090", "--context", "2048,4k", *fixed]
+    fixed = ["--tp", "4", "--max-model-len", "8K", "--kv-cache-dtype", "fp8", "--gpu-memory-utilization", "0.8"]
+    asked = ["--model", str(model), "--gpus", "4x RTX 4090", "--context", "2048,4.096k"]
+    words = ["--config", str(machine), *asked, *fixed]
     status, (plan,) = plans(capsys, *words)
     assert (status, plan["verdict"], plan["engine"]) == (0, "fits", None)
     assert settings(plan) == {"tensor_parallel_size": 4, "max_model_len": 8192, "kv_cache_dtype": "fp8",
@@ -175,6 +176,18 @@ speculative_config = {{ method = "mtp", num_speculative_tokens = 3 }}
     assert plan["sizing"]["graphs"] == 0 and plan["sizing"]["kv_dtype"] == "fp8"
     assert settings(plan)["max_num_seqs"] == 8
     assert plan["sizing"]["share"] == int(plan["sizing"]["memory"] * 0.9)
+
+
+def test_copies_hold_the_whole_model(machine: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.write_text(
+        f'[[engine]]\nmodel = "{model}"\ngpus = [0, 1, 2, 3]\n'
+        '[engine.vllm]\ndata_parallel_size = 2\nmax_model_len = "8K"\ncpu_offload_gb = 2\n'
+    )
+    _, (plan,) = plans(capsys, "--config", machine)
+    assert plan["sizing"]["tensor_parallel_size"] == 2
+    assert settings(plan)["max_model_len"] == 8192
+    whole = plans(capsys, "--config", machine, "--model", model, "--tp", "2")[1][0]["sizing"]["weights"]
+    assert plan["sizing"]["weights"] == whole - (2 << 30)
 
 
 def test_gpus_that_are_not_here(machine: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

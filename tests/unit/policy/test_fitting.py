@@ -126,6 +126,21 @@ def test_what_is_not_known_is_said_and_not_judged() -> None:
     assert unweighed.verdict == "unknown" and any("weights" in note for note in unweighed.notes)
 
 
+def test_a_form_of_the_cache_that_is_not_counted() -> None:
+    made = judged("1x H100", kv_cache_dtype="nvfp4")
+    assert made.verdict == "unknown" and any("nvfp4" in note for note in made.notes)
+
+
+def test_quantised_on_loading_and_partly_in_the_hosts_memory() -> None:
+    assert judged("1x RTX 4090").verdict == "does not fit"
+    assert judged("1x RTX 4090", quantization="fp8").verdict == "fits"
+    assert judged("1x RTX 4090", offload=14 * GIB).verdict == "fits"
+    already = replace(QWEN, quantisation=Quantisation("awq", 4, 128))
+    plain, again = judged("1x L4", already), judged("1x L4", already, quantization="fp8")
+    assert plain.sizing is not None and again.sizing is not None
+    assert plain.sizing.weights == again.sizing.weights  # the checkpoint's own form stands
+
+
 def test_notes_on_cards() -> None:
     assert any("differ" in note for note in judged("1x H100, 1x L4").notes)
     assert any("shares its memory" in note for note in judged("1x GB10").notes)

@@ -29,10 +29,12 @@ def model(log: Log) -> Architecture:
 
 def cache(log: Log) -> Cache:
     found = model(log)
+    kv_bytes = sizing.value_bytes(log.kv_dtype, found)
+    assert kv_bytes is not UNKNOWN
     setting = Setting(
         tp=log.tp,
         pp=log.pp,
-        kv_bytes=sizing.value_bytes(log.kv_dtype, found),
+        kv_bytes=kv_bytes,
         in_flight=log.batched,
         prefix_caching=log.prefix_caching,
         speculative=log.speculative,
