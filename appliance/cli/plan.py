@@ -131,6 +131,8 @@ def _cases(args: argparse.Namespace) -> list[Case]:
         raise UsageError("--tp is a number of GPUs")
     given = _given(args.gpus) if args.gpus else None
     if args.model:
+        if args.model.startswith((".", "~")):  # a directory as a shell's user writes it
+            args.model = os.path.abspath(os.path.expanduser(args.model))
         return [Case(None, args.model, given or tuple(card for _, card in _here()), _asked(Options(), args))]
     config = _config(args)
     engines = [engine for engine in config.engines if args.engine in (None, engine.name)]

@@ -2,7 +2,7 @@
 
 What the operator fixed is kept and refused when it cannot work; what is left open is chosen, in this order: the fewest
 GPUs that hold the model and the wanted context, then fewer requests at once where the sampler's peak eats the cache,
-then an fp8 cache, then a shorter context.
+then an fp8 cache, then still fewer requests, then a shorter context.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .weights import Weights
 
 WANTED = 32768  # tokens; agents' conversations reach this, and a context below it is worth another GPU
 FEW_REQUESTS = 256  # vLLM's own default outside its H100 class
+VERY_FEW_REQUESTS = 64  # still more than a cache that is short of room can hold at a useful length
 STEP = 256  # max_model_len is rounded down to it
 FP8_CACHE = 80  # compute capability from which vLLM has kernels for an fp8 cache
 BFLOAT16 = 80
@@ -187,6 +188,8 @@ def _settle(
         ways.append(replace(options, max_num_seqs=FEW_REQUESTS))
     if options.kv_cache_dtype == "auto" and card.capability >= FP8_CACHE and sizing.value_bytes("auto", model) != 1:
         ways.append(replace(ways[-1], kv_cache_dtype="fp8"))
+    if options.max_num_seqs is None:
+        ways.append(replace(ways[-1], max_num_seqs=VERY_FEW_REQUESTS))
     sized = [(sizing.size(model, checkpoint, card, way, tp=tp), way) for way in ways]
     return [(found, _bounded(found, way, options)) for found, way in sized]
 
@@ -266,8 +269,12 @@ def _room(model: Architecture, checkpoint: Weights, found: Sizing, options: Opti
     narrow = replace(options, kv_cache_dtype="fp8")
     if options.kv_cache_dtype == "auto" and found.card.capability >= FP8_CACHE and enough(found.tp, narrow):
         ways.append('kv_cache_dtype = "fp8"')
-    few = FEW_REQUESTS // 4
-    if (options.max_num_seqs or found.batch.requests) > few and enough(found.tp, replace(options, max_num_seqs=few)):
+    few = VERY_FEW_REQUESTS
+    if (
+        options.max_num_seqs is not None
+        and few < options.max_num_seqs
+        and enough(found.tp, replace(options, max_num_seqs=few))
+    ):
         ways.append(f"max_num_seqs = {few}")
     if weights.linear_bytes(model.quantisation, model.dtype) > 1:
         for word, part in (("an FP8", 0.5), ("a 4-bit (AWQ, GPTQ or NVFP4)", 0.27)):
@@ -306,5 +313,8 @@ def _lines(model: Architecture, found: Sizing, given: Options, cards: int) -> tu
     if given.max_num_seqs is not None:
         lines.append(Line("max_num_seqs", given.max_num_seqs, "as asked"))
     elif found.batch.requests != usual:
-        lines.append(Line("max_num_seqs", found.batch.requests, f"vLLM's own {usual} would take room from the cache"))
+        why = f"the peak of {usual}, vLLM's own choice, would take room from the cache"
+        if found.batch.requests not in (FEW_REQUESTS, VERY_FEW_REQUESTS):
+            why = f"each request needs a state; there is no room for vLLM's own {usual}"
+        lines.append(Line("max_num_seqs", found.batch.requests, why))
     return tuple(lines)

@@ -122,7 +122,7 @@ def size(
     )
     cache = kvcache.layout(model, setting)
     left = options.kv_cache_bytes if options.kv_cache_bytes is not None else share - held - beside.total
-    fitting = {length: cache.concurrency(left, length) for length in contexts} if cache else {}
+    fitting = {length: min(cache.concurrency(left, length), batch.requests) for length in contexts} if cache else {}
     return Sizing(
         tp=tp,
         pp=options.pp,

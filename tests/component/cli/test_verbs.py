@@ -259,3 +259,19 @@ def test_no_incident_is_no_error_and_an_unknown_one_is(still: Stage) -> None:
     unknown = call(still, "incidents", "20261129")
     assert unknown.returncode == 2 and "there is no incident '20261129'" in unknown.stderr
     assert call(still, "report", "--output", "/nowhere/x").returncode == 1
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_for_cards_that_are_not_here(still: Stage, tmp_path: Path) -> None:
+    model = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8,
+             "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 2048, "intermediate_size": 128,
+             "torch_dtype": "bfloat16"}  # fmt: skip
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(model))
+    done = call(still, "plan", "--model", str(tmp_path / "model"), "--gpus", "2x L4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "fits on 1x L4 of 2" in done.stdout and "a count of parameters" in done.stdout
+    there = call(still, "plan", "--model", str(tmp_path / "none"), "--gpus", "L4")
+    assert (there.returncode, "config.json" in there.stderr) == (3, True)

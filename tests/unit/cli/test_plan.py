@@ -112,6 +112,14 @@ def test_arguments_decide(machine: Path, model: Path, capsys: pytest.CaptureFixt
     assert plan["sizing"]["kv_bytes_per_token"] == 40 * 2 * 256
 
 
+def test_a_directory_as_people_write_it(
+    machine: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    _, (plan,) = plans(capsys, "--config", machine, "--model", "./qwen", "--gpus", "H100")
+    assert plan["model"] == str(model)
+
+
 @pytest.mark.parametrize(
     "words",
     [("--context", "many"), ("--tp", "0"), ("--gpu-memory-utilization", "1.5"), ("--kv-cache-dtype", "int3"),

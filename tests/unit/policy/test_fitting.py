@@ -69,6 +69,18 @@ def test_the_sampler_yields_before_the_cache_is_lost() -> None:
     assert (made.verdict, settings(made)["max_num_seqs"]) == ("fits", 256)
 
 
+def test_few_requests_before_a_context_that_is_too_short() -> None:
+    made = judged("1x L4", LLAMA, utilization=0.85)
+    assert settings(made)["max_num_seqs"] == 64 and settings(made)["kv_cache_dtype"] == "fp8"
+    assert "max_num_seqs" not in settings(judged("1x L4", LLAMA))
+
+
+def test_no_more_at_once_than_a_step_may_hold() -> None:
+    made = plan(LLAMA, size(LLAMA), parse("B200"), Options(), (16, 131072))
+    assert made.sizing is not None and made.sizing.at_once[16] == 1024
+    assert 1 < made.sizing.at_once[131072] < 16
+
+
 def test_a_hybrid_runs_no_more_requests_than_it_has_states() -> None:
     model = modelconfig.read(QWEN36_27B)
     checkpoint = weights.from_total(56 << 30, model, "x")
