@@ -149,7 +149,7 @@ class Witness:
             self._processes.pop(sample.pid, None)
             return
         known = self._processes.setdefault(sample.pid, _Known(sample.name))
-        known.at = now
+        known.at, known.name = now, sample.name or known.name  # a spawned process takes its name after a while
         if CORE.search(sample.name) and sample.cpu_pct is not UNKNOWN:
             self._core.add(sample.cpu_pct >= WHOLE_CORE)
         mark = sample.state if sample.state in ("D", "T", "t", "Z") else ""

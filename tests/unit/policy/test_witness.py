@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from appliance.policy.witness import STUCK_READINGS, Witness
+from appliance.samples import Proc, Setting
+
+
+def seen(witness: Witness, *names: str, state: str = "T") -> tuple[str, bool]:
+    """What is said of a process that is read under these names, one after the other."""
+    for second, name in enumerate(names):
+        witness.see_process(Proc(t=second, pid=7, name=name, state=state), second)
+    told = witness.testimony(len(names), 1.0)
+    return told.stuck, told.stopped
+
+
+@pytest.mark.parametrize("name", ["VLLM::EngineCor", "VLLM::Worker_TP", "vllm"])
+def test_a_process_is_known_by_the_name_that_it_has_now(name: str) -> None:
+    """A spawned process is called `python` until it has given itself a name."""
+    stuck, stopped = seen(Witness(Setting()), "python", *[name] * STUCK_READINGS)
+    assert (stuck, stopped) == (f"{name} (7) is stopped", True)
+
+
+def test_a_process_of_another_kind_or_one_that_moves_is_no_witness() -> None:
+    assert seen(Witness(Setting()), *["python"] * 5) == ("", False)
+    assert seen(Witness(Setting()), *["VLLM::EngineCor"] * 5, state="S") == ("", False)
+    assert seen(Witness(Setting()), *["VLLM::EngineCor"] * (STUCK_READINGS - 1)) == ("", False)
