@@ -27,6 +27,7 @@ HOLDS = f"{SUPERVISOR_STATE}/holds"  # a file NAME here holds the engine; the un
 RUNGS = f"{SUPERVISOR_STATE}/rungs"  # NAME.json: what the supervisor changes about the engine's next start
 RESTART_LEDGER = f"{SUPERVISOR_STATE}/ledger.json"
 RECOVERIES = f"{SUPERVISOR_STATE}/recoveries"  # a file NAME here: that engine is being taken down
+LEARNED = f"{SUPERVISOR_STATE}/learned.json"  # how engines' GPUs look when they work
 GATEWAY_STATE = f"{STATE}/gateway"
 KEY_USE = f"{GATEWAY_STATE}/use.json"  # tokens of the day and the month, for each key
 CACHE = "/var/cache/llm-appliance"

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from appliance.config.model import Supervisor
+from appliance.names import LAUNCHER_ENGINE_DIED, LAUNCHER_START_FAILED
 from appliance.quantity import UNKNOWN
 from appliance.samples import (
     Boot,
@@ -25,6 +26,7 @@ from appliance.samples import (
     Ended,
     Fs,
     Health,
+    Learned,
     Ledger,
     Line,
     Metrics,
@@ -40,9 +42,9 @@ from appliance.samples import (
 )
 
 from .aftermath import ACTIONS, Aftermath
-from .causes import UNKNOWN_CAUSE, Remedy
+from .causes import ENVELOPES, UNKNOWN_CAUSE, Remedy
 from .ending import LOOK_AHEAD_S, End, Ending
-from .failure import EXITED, KILLED, Evidence, Exit, Failure
+from .failure import EXITED, KILLED, Exit, Failure
 from .hang import Opinion
 from .hardware import reading_of
 from .judgement import Judgement
@@ -53,8 +55,7 @@ from .witness import API, CORE, WORKER
 UNSEEN, STARTING, SERVING, STOPPING, ENDED = "unseen", "starting", "serving", "stopping", "ended"
 XID_BEFORE_S = 30.0  # of a silence: the kernel's line comes first, and a step may still end
 POLLED = (Metrics, Health, Nvml, Ledger, Proc, Cgroup, Canary)  # what somebody asked for at its instant
-STATUS_DIED, STATUS_NEVER_SERVED = 71, 72  # as the launcher would have ended
-CARRIERS = frozenset({"engine-died", "start-failed", "worker-died", "engine-exception", "cuda-fault", UNKNOWN_CAUSE})
+CARRIERS = ENVELOPES | {"worker-died", "engine-exception", "cuda-fault"}
 
 
 class Judge:
@@ -68,7 +69,7 @@ class Judge:
         self._start_id = ""
         self._served = False  # in this run
         self._service = Service(setting, limits.interval)
-        self._ending = Ending(setting)
+        self.ending = Ending(setting)  # evidence, for whoever knows of an end by himself, too
         self._aftermath = Aftermath(setting, limits.restart)
         self._start = Start(0.0)
         self._hung: Judgement | None = None
@@ -80,8 +81,8 @@ class Judge:
         self._see: dict[type[Any], Callable[[Any], None]] = {
             Metrics: self._see_metrics, Health: self._see_health, Nvml: self._see_nvml, Ledger: self._see_ledger,
             Proc: self._see_proc, Cgroup: self._see_cgroup, Canary: self._see_canary, Line: self._see_line,
-            Fs: self._ending.see_file, Milestone: self._see_milestone, Notice: self._see_notice, Said: self._see_said,
-            Xid: self._ending.see_xid, OomKill: self._ending.see_kill, Ended: self._see_ended, Boot: self._see_boot,
+            Fs: self.ending.see_file, Milestone: self._see_milestone, Notice: self._see_notice, Said: self._see_said,
+            Xid: self.ending.see_xid, OomKill: self.ending.see_kill, Ended: self._see_ended, Boot: self._see_boot,
         }  # fmt: skip
 
     # --- what is asked ------------------------------------------------------------------------------------------
@@ -117,6 +118,10 @@ class Judge:
         self._concluded.clear()
         return found
 
+    def learned(self) -> Learned:
+        """What is known by now of the engine at work, for the next judge."""
+        return self._service.learned()
+
     def idle_s(self) -> float:
         """Observed seconds since the last demand, for whoever sends canaries."""
         return self._service.progress.idle_s
@@ -126,15 +131,7 @@ class Judge:
         """Whether it is a run that is judged, not the end of one."""
         return self._end is None and self._over is None and self._phase in (STARTING, SERVING)
 
-    def evidence(self, ended: float, now: float) -> Evidence:
-        """What was seen around an end, for whoever knows of the end itself."""
-        return self._ending.evidence(ended, now)
-
     # --- what is told -------------------------------------------------------------------------------------------
-
-    def killed(self, t: float) -> None:
-        """We sent a SIGKILL: what the driver says of that is an echo."""
-        self._ending.killed_at = t
 
     def feed(self, sample: Sample) -> None:
         """The next sample. One that is older than the last counts as of that instant."""
@@ -168,11 +165,11 @@ class Judge:
         """An end is final: it is entered, and held until the next run."""
         end = self._end
         assert end is not None
-        failure = self._ending.failure(end, now)
+        failure = self.ending.failure(end, now)
         self._over = self._of_failure(failure, end, now)
         self._over_at, self._end = end.t, None
-        self._aftermath.enter(end.t, failure, self._ending.hint)
-        self._ending.keep_step(failure)
+        self._aftermath.enter(end.t, failure, self.ending.hint)
+        self.ending.keep_step(failure)
 
     def _begin(self, start: str = "") -> None:
         """Another run begins."""
@@ -184,7 +181,7 @@ class Judge:
         self._phase, self._served = STARTING, False
         self._hung = self._over = None
         self._service.begin()
-        self._ending.begin()
+        self.ending.begin()
         self._start = Start(self._service.seen_by(self._t))
 
     # --- one for each kind of sample --------------------------------------------------------------------------------
@@ -222,37 +219,37 @@ class Judge:
 
     def _see_line(self, sample: Line) -> None:
         if sample.src == "journal" and sample.unit.endswith(".service"):
-            self._ending.unit = sample.unit
+            self.ending.unit = sample.unit
 
     def _see_nvml(self, sample: Nvml) -> None:
-        self._ending.see_nvml(sample)
+        self.ending.see_nvml(sample)
         self._service.see_nvml(sample, learn=self._phase == SERVING and self._hung is None)
         if self._phase == STARTING:
             self._start.see_gpus(self._service.witness.own(sample), self._service.seen)
 
     def _see_proc(self, sample: Proc) -> None:
-        if self._ending.is_own(sample):
+        if self.ending.is_own(sample):
             compiles = self._service.see_process(sample)
             if sample.event == "exit" or sample.exit_code is not UNKNOWN:
                 self._see_exit(sample)
             elif self._phase == STARTING and compiles:
                 self._start.see_activity(self._service.seen)
-        self._ending.see_process(sample)
+        self.ending.see_process(sample)
 
     def _see_exit(self, sample: Proc) -> None:
         """A process of the engine ended. The engine does not outlive any of vLLM's own."""
-        main = API.search(sample.name) is not None or self._ending.is_parent(sample.pid)
+        main = API.search(sample.name) is not None or self.ending.is_parent(sample.pid)
         if not (main or CORE.search(sample.name) or WORKER.search(sample.name)):
             return
         status = sample.exit_code
         if status is not UNKNOWN and status < 0:
             self._ends(sample.t, Exit("signal", KILLED, -status), status=UNKNOWN, signal=-status)
             return
-        launcher = STATUS_DIED if self._served else STATUS_NEVER_SERVED
+        launcher = LAUNCHER_ENGINE_DIED if self._served else LAUNCHER_START_FAILED
         self._ends(sample.t, Exit("exit-code", EXITED, launcher), status=status if main else UNKNOWN)
 
     def _see_cgroup(self, sample: Cgroup) -> None:
-        self._ending.see_cgroup(sample)
+        self.ending.see_cgroup(sample)
         if self._service.see_cgroup(sample) and self._phase == STARTING:
             self._start.see_activity(self._service.seen)
 
@@ -284,20 +281,21 @@ class Judge:
     def _see_notice(self, sample: Notice) -> None:
         self._service.witness.see_notice(sample, self._service.seen_by(sample.t))
         if sample.kind == "death" and self._phase != UNSEEN:
-            self._ends(sample.t, Exit("exit-code", EXITED, STATUS_DIED if self._served else STATUS_NEVER_SERVED))
+            launcher = LAUNCHER_ENGINE_DIED if self._served else LAUNCHER_START_FAILED
+            self._ends(sample.t, Exit("exit-code", EXITED, launcher))
         elif self._phase == STARTING and sample.kind != "shm-wait":
             self._start.see_line(self._service.seen_by(sample.t))
             self._hung = None
 
     def _see_said(self, sample: Said) -> None:
-        self._ending.said = sample
+        self.ending.said = sample
 
     def _see_ended(self, sample: Ended) -> None:
         self._ends(sample.t, Exit(sample.result, sample.code, sample.status), status=UNKNOWN)
 
     def _see_boot(self, sample: Boot) -> None:
         used = self._phase in (STARTING, SERVING) and self._end is None and self._over is None
-        self._ending.boot()
+        self.ending.boot()
         if used and not sample.clean:
             self._end = End(sample.t, Exit("success"), self._ended_phase, unclean_boot=True)
         else:
@@ -333,15 +331,15 @@ class Judge:
         # An engine that has moved since its GPU was reported has shown that it can; only when it is surely hung is an
         # older report the cause.
         recent = now - self._service.progress.silent_s - XID_BEFORE_S
-        failure = self._ending.hardware(now, float("-inf") if found.verdict in ("hung", "ok") else recent)
+        failure = self.ending.hardware(now, float("-inf") if found.verdict in ("hung", "ok") else recent)
         if failure is not None:
             if found.verdict in ("hung", "suspect"):
                 facts = (*failure.evidence, *found.evidence)
                 return self._made(now, "failed", failure.cause, ACTIONS[failure.remedy], failure.reason, facts)
             told = f"the engine works on, but {failure.reason}"
             return self._made(now, found.verdict, failure.cause, "none", told, failure.evidence)
-        code, silent = self._ending.nvml
-        fault = reading_of((), self._ending.owner, code=code, silent=silent)
+        code, silent = self.ending.nvml
+        fault = reading_of((), self.ending.owner, code=code, silent=silent)
         if fault is None or found.verdict == "suspect":
             return found
         if found.verdict == "hung":
@@ -357,7 +355,7 @@ class Judge:
         """An end whose evidence may still come: the kernel's lines are late at times."""
         end = self._end
         assert end is not None
-        failure = self._ending.failure(end, now)
+        failure = self.ending.failure(end, now)
         if failure.cause not in CARRIERS or now >= end.t + LOOK_AHEAD_S:
             return self._of_failure(failure, end, now)
         told = f"{failure.reason}; the kernel may have more to say"
@@ -367,13 +365,13 @@ class Judge:
         """A settled end, unless what is left of the engine is worse."""
         over = self._over
         assert over is not None
-        worse = self._ending.leftover(self._over_at, now)
+        worse = self.ending.leftover(self._over_at, now)
         if worse is None:
             return over
         return self._made(now, "failed", worse.cause, ACTIONS[worse.remedy], worse.reason, worse.evidence)
 
     def _of_failure(self, failure: Failure, end: End, now: float) -> Judgement:
-        verdict, action, reason = self._aftermath.answer(end.t, failure, self._ending.hint)
+        verdict, action, reason = self._aftermath.answer(end.t, failure, self.ending.hint)
         return self._made(now, verdict, failure.cause, action, reason, failure.evidence)
 
     def _of_opinion(self, found: Opinion, now: float) -> Judgement:

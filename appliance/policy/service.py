@@ -5,9 +5,11 @@ Composes `pulse` (what was seen), `progress` (does it get on), `witness` (what d
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from appliance.config.model import Hang
 from appliance.quantity import UNKNOWN, format_duration
-from appliance.samples import Cgroup, Metrics, Nvml, Proc, Setting
+from appliance.samples import Cgroup, Learned, Metrics, Nvml, Proc, Setting
 
 from .causes import UNKNOWN_CAUSE
 from .hang import Opinion, Silence, opinion
@@ -34,6 +36,10 @@ class Service:
     def seen(self) -> float:
         """Observed seconds by now."""
         return self.pulse.seen
+
+    def learned(self) -> Learned:
+        """What is known by now of the engine at work."""
+        return replace(self.witness.baseline.learned(), prefill_rate=self.progress.prefill_rate)
 
     def begin(self) -> None:
         """Another run: counters begin anew, what was learnt stays."""

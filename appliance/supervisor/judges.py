@@ -16,7 +16,6 @@ from appliance.host import realwork
 from appliance.host.journal import NOTICE, WARNING, Journal, message_id
 from appliance.host.places import Places
 from appliance.policy.canary import Rest, is_due
-from appliance.policy.failure import Evidence
 from appliance.policy.judge import Judge
 from appliance.policy.judgement import Judgement
 from appliance.policy.reconcile import Seen, UnitState, View
@@ -25,6 +24,7 @@ from appliance.samples import Canary, Gpu, Ledger, Nvml, Setting
 from appliance.wire.findings import Reader
 from appliance.wire.timelinewrite import header, record_of
 
+from .learned import LearnedFile
 from .telemetry import Telemetry
 
 SUSPECT_EVENT, NOTE_EVENT = "engine-suspect", "engine-note"
@@ -38,9 +38,10 @@ class _Case:
 
     judge: Judge
     reader: Reader
-    setting: Setting
+    setting: Setting  # without what was learned
     limits: Supervisor
     model: str
+    key: str  # of what is learned
     place: tuple[int, int, int] = (0, 0, 0)  # how far telemetry was read
     judgement: Judgement | None = None
     told: tuple[str, str] = ("ok", "")
@@ -54,6 +55,7 @@ class Judges:
     def __init__(self, telemetry: Telemetry, places: Places, journal: Journal) -> None:
         self._telemetry, self._places, self._journal = telemetry, places, journal
         self._cases: dict[str, _Case] = {}
+        self._learned = LearnedFile(places.under_state(names.LEARNED))
 
     # --- once a cycle -------------------------------------------------------------------------------------------------
 
@@ -72,6 +74,7 @@ class Judges:
         """No more questions."""
         for instance in list(self._cases):
             self._drop(instance)
+        self._learned.write()
 
     # --- what is concluded --------------------------------------------------------------------------------------------
 
@@ -98,18 +101,13 @@ class Judges:
         """What is seen of an engine that ended, with what was noticed around its end."""
         case = self._cases.get(instance)
         now = clock.monotonic()
-        return seen if case is None else replace(seen, evidence=case.judge.evidence(now - seen.age_s, now))
-
-    def evidence(self, instance: str) -> Evidence:
-        """What is noticed of an engine now."""
-        case, now = self._cases.get(instance), clock.monotonic()
-        return Evidence() if case is None else case.judge.evidence(now, now)
+        return seen if case is None else replace(seen, evidence=case.judge.ending.evidence(now - seen.age_s, now))
 
     def killed(self, instance: str) -> None:
         """We sent a SIGKILL to its processes."""
         case = self._cases.get(instance)
         if case is not None:
-            case.judge.killed(clock.monotonic())
+            case.judge.ending.killed_at = clock.monotonic()
 
     def tell(self) -> None:
         """One line for each change of mind that nothing else tells."""
@@ -151,7 +149,7 @@ class Judges:
         case = self._cases.get(instance)
         if case is None:
             return
-        yield header(case.setting)
+        yield header(case.judge.setting)
         for sample in self._telemetry.samples(instance):
             record = record_of(sample, instance)
             if record is not None:
@@ -167,8 +165,10 @@ class Judges:
             canary = case.canary if case is not None else None
             engine = config.engine_of(instance)
             model = engine.served[0] if engine is not None and engine.served else ""
+            key = f"{engine.model if engine is not None else ''} {setting.ranks} {','.join(setting.engine_gpu_pci)}"
+            judge = Judge(replace(setting, learned=self._learned.of(key)), limits)
             reader = Reader(names.engine_unit(instance))
-            case = self._cases[instance] = _Case(Judge(setting, limits), reader, setting, limits, model, canary=canary)
+            case = self._cases[instance] = _Case(judge, reader, setting, limits, model, key, canary=canary)
         return case
 
     def _setting(self, config: Config, instance: str, seen: Seen) -> Setting:
@@ -198,6 +198,7 @@ class Judges:
             for finding in case.reader.read(sample):
                 case.judge.feed(finding)
         case.judgement = case.judge.judged(clock.monotonic())
+        self._learned.keep(case.key, case.judge.learned())
 
     def _ask_for_life(self, instance: str, case: _Case, seen: Seen) -> None:
         canary = case.canary
