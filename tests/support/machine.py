@@ -119,6 +119,17 @@ class Appliance:
             process.kill()
             process.communicate(timeout=20)
 
+    @contextlib.contextmanager
+    def streaming_blind(self) -> Iterator[None]:
+        """A stream that nobody expects anything of: work for an engine."""
+        call = self._sdk_argv("stream", "Count from one to one thousand.", CHAT, 500, "")
+        process = subprocess.Popen(self.box.outside_argv(call), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait(20)
+
     def curl(self, route: str, *options: str, key: str | None = None, limit: float = 60) -> tuple[int, str]:
         """Status and body of a request with plain curl in the box."""
         words = " ".join(options)
