@@ -64,6 +64,8 @@ VERBS: dict[str, Verb] = {
     "replay": Verb("appliance.cli.replay", "judge a recorded timeline again", json=True),
     "hold": Verb("appliance.cli.hold", "stop an engine and keep it stopped"),
     "resume": Verb("appliance.cli.resume", "let a held engine start again"),
+    "drain": Verb("appliance.cli.drain", "give an engine no new calls"),
+    "undrain": Verb("appliance.cli.undrain", "let a drained engine take calls again"),
     "restart": Verb("appliance.cli.restart", "restart one engine"),
 }
 

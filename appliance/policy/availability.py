@@ -79,6 +79,8 @@ def unavailable(model: str, seens: Sequence[Seen], runtime: RuntimeSeen, now: fl
     waits = [(_wait(seen, runtime, now), seen) for seen in open_]
     wait, seen = min(waits, key=lambda pair: pair[0], default=(FIRST_WAIT, Seen(replica="")))
     wait = float(round(min(max(wait, 1.0), LONGEST_WAIT)))
+    if seen.state == "draining" and seen.phase == "serving":
+        return Unavailable("engine_restarting", f"the engine for {model} takes no new calls: {seen.reason}", wait)
     if _restarts(seen):
         detail = seen.reason or PHASES.get(seen.phase, "it is being restarted")
         return Unavailable("engine_restarting", f"the engine for {model} restarts: {detail}", wait)

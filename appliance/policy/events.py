@@ -29,8 +29,8 @@ EVENTS: dict[str, Event] = {
     "engine-restarting": Event("Engine @LLM_ENGINE@ is being restarted",
         "The message says why. Calls that had not begun are sent again; open streams end with an error event."),
     "engine-draining": Event("Engine @LLM_ENGINE@ drains",
-        "It is to be restarted, and another replica takes its calls meanwhile: it gets no new ones and finishes those\n"
-        "that are open, up to `drain` under [gateway.timeouts]."),
+        "It gets no new calls and finishes those that are open: before a restart while another replica serves, up to\n"
+        "`drain` under [gateway.timeouts]; or because an operator said so, until `llm-appliance undrain`."),
     "engine-changed": Event("What is changed about the starts of engine @LLM_ENGINE@",
         "As it is configured the engine could not start, or would fail again. The supervisor changed what the message\n"
         "names, and tries to do without that at a later start. To keep it, write it into the configuration; to have\n"

@@ -33,6 +33,11 @@ def restarted(record: Record, seen: Seen, why: str) -> Record:
     return asked(record, why, seen.run)
 
 
+def drained(record: Record, why: str) -> Record:
+    """The record of an engine that gets no new calls from now on; an empty `why` ends that."""
+    return replace(record, drained=why)
+
+
 def resumed(record: Record, seen: Seen, why: str) -> Record:
     """The record of an engine whose hold was removed."""
     return forgiven(record, why, seen.run)

@@ -232,6 +232,8 @@ def _one(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[V
 def _up(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[View, Action | None]:
     """It serves; a wish for another run is a voluntary restart."""
     seen, record = s.of(desired.instance), s.record(desired.instance)
+    if record.drained and not record.wanted:
+        return View("draining", record.drained, "draining", f"llm-appliance undrain {desired.instance}"), None
     if not record.wanted:
         changed = seen.digest is not UNKNOWN and seen.digest != desired.digest
         return View("serving", next="llm-appliance apply restarts it with the changed configuration" * changed), None

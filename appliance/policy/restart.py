@@ -56,6 +56,7 @@ class Record:
     `wanted` says why a run shall begin in place of the run `over` (empty: it never ran); it is fulfilled when another
     run is seen. So what was decided survives the supervisor, and is not done twice. `not_before` delays it. `hold` is
     a hold that was decided and is not on the disk yet, `drop` why a unit that the configuration left out is to stop.
+    `drained` is why an operator wants no new calls for it, through all its runs.
     """
 
     deaths: tuple[Death, ...] = ()
@@ -64,6 +65,7 @@ class Record:
     not_before: float | None = None
     hold: str = ""
     drop: str = ""
+    drained: str = ""
     cause: str = ""
     reason: str = ""
     ladder: Ladder = field(default_factory=Ladder)
@@ -150,7 +152,9 @@ def asked(record: Record, why: str, over: str) -> Record:
 
 def forgiven(record: Record, why: str, over: str) -> Record:
     """A resumed engine begins with a clean record; what is known of its start and of its GPUs is kept."""
-    return Record(wanted=why, over=over, ladder=record.ladder, gpu_steps=record.gpu_steps)
+    return Record(
+        wanted=why, over=over, ladder=record.ladder, gpu_steps=record.gpu_steps, drained=record.drained
+    )  # fmt: skip
 
 
 def fulfilled(record: Record) -> Record:

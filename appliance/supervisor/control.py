@@ -2,6 +2,7 @@
 
     {"op": "status"}                                       the fleet, for whoever may open the socket
     {"op": "hold", "engine": "chat", "reason": "..."}      until its units are down
+    {"op": "drain", "engine": "chat", "reason": "..."}     no new calls, also after a restart; undrain ends that
     {"op": "resume", "engine": "chat", "wait": true}       wait: until it serves, failed, or the deadline
     {"op": "restart", "engine": "chat", "wait": true}
     {"op": "restart", "engine": "chat", "evidence": true}  of one replica, which tells its stacks first
@@ -109,7 +110,7 @@ class Control:
             return True, ""
         if uid not in (0, os.geteuid()):
             raise Failed("only root may change engines")
-        if op not in ("hold", "resume", "restart", "apply"):
+        if op not in ("hold", "resume", "restart", "drain", "undrain", "apply"):
             raise UsageError(f"there is no op {op!r}")
         try:
             await asyncio.wait_for(self._daemon.looked.wait(), FIRST_LOOK_S)
@@ -155,6 +156,9 @@ class Control:
                 daemon.save({**daemon.ledger.records, instance: resumed})
                 daemon.release(instance)
                 self._tell("engine-resumed", f"{instance}: resumed by the operator", instance)
+            elif op in ("drain", "undrain"):
+                why = str(request.get("reason") or "drained by the operator") if op == "drain" else ""
+                daemon.save({**daemon.ledger.records, instance: orders.drained(record, why)})
             elif request.get("evidence") is True:
                 self._take_down(instance, str(request.get("reason") or "by the operator"))
             else:
@@ -164,6 +168,8 @@ class Control:
         who = ", ".join(instances)
         if op == "hold":
             return await self._follow(instances, writer, queue, self._stop_s(instances), down=True)
+        if op in ("drain", "undrain"):
+            return True, f"{who}: {'gets no new calls' if op == 'drain' else 'takes calls again'}"
         if request.get("wait") is True:
             return await self._follow(instances, writer, queue, limit)
         return True, f"{who}: {'restart' if op == 'restart' else 'start'} is under way"

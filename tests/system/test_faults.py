@@ -1,7 +1,7 @@
 """Each fault that an engine can have, put into a real vLLM: what is found, what is done, how long both take.
 
-Run by `tests/run --faults`, apart from the ordinary run: it takes minutes. A drop-in shortens the limits of silence, but
-for one hang, which is waited for with the limits as they are installed. The table that comes out stands in the README.
+Run by `tests/run --faults`, apart from the ordinary run: it takes minutes. A drop-in shortens the limits of silence,
+but for one hang, which is waited for with the limits as they are installed. The README has the table that comes out.
 """
 
 from __future__ import annotations

@@ -38,7 +38,26 @@ def test_hold_resume_restart(stage: Stage) -> None:
     assert (unknown.returncode, "chat, embed" in unknown.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("words", [("hold", "chat"), ("resume", "chat"), ("restart", "chat", "--wait")])
+def test_drain_and_undrain(stage: Stage) -> None:
+    """No new calls for it, also for another run; it is not touched otherwise."""
+    drained = call(stage, "drain", "chat", "--reason", "new fans")
+    assert (drained.returncode, drained.stdout) == (0, "chat: gets no new calls\n")
+    told = stage.wait_state("draining")
+    assert (told["reason"], told["next"]) == ("new fans", "llm-appliance undrain chat")
+    assert call(stage, "restart", "chat").returncode == 0
+    stage.wait_started(2, "chat")
+    stage.serve("chat")
+    assert stage.wait_state("draining")["reason"] == "new fans"
+    assert stage.starts("chat") == 2
+    taken_back = call(stage, "undrain", "chat")
+    assert (taken_back.returncode, taken_back.stdout) == (0, "chat: takes calls again\n")
+    stage.wait_state("serving")
+    assert call(stage, "drain", "chta").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("hold", "chat"), ("drain", "chat"), ("resume", "chat"), ("restart", "chat", "--wait")]
+)
 def test_without_a_supervisor(still: Stage, words: tuple[str, ...]) -> None:
     done = call(still, *words)
     assert done.returncode == 3
