@@ -127,7 +127,9 @@ class Judges:
             elif not works:
                 self._line(NOTICE, instance, SUSPECT_EVENT, f"{found.verdict}: {found.reason}", found.cause)
             elif before[0] in ("suspect", "hung"):
-                self._line(NOTICE, instance, SUSPECT_EVENT, "it makes progress again", "")
+                rests = found.cause == "idle"
+                text = "nothing is asked of it any more" if rests else "it makes progress again"
+                self._line(NOTICE, instance, SUSPECT_EVENT, text, "")
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
