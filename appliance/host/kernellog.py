@@ -8,6 +8,7 @@ nobody looked.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from .deadline import within
 
 PROGRAM = "journalctl"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+BOOT_VARIABLE = "LLM_APPLIANCE_BOOT"  # set by the unit
 LOOK_BACK_S = 15.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # between two children
 DEATH_S = 2.0
@@ -32,7 +34,7 @@ class KernelLog:
         self._program = program
         self._first_pause_s = self._pause_s = pause_s
         self._cursor = ""
-        self._boot = _boot()
+        self._boot = boot_id()
         self.fault = ""
 
     async def run(self) -> None:
@@ -97,8 +99,15 @@ class KernelLog:
             self._tell(entry.line)
 
 
-def _boot() -> str:
-    """This boot's id as the journal writes it; empty when it cannot be told."""
+def boot_id() -> str:
+    """This boot's id as the journal writes it; empty when it cannot be told.
+
+    systemd says it where it can: a container's own boot id is mounted over the kernel's, and a unit whose /proc/sys is
+    protected sees the kernel's again, which the container's journal does not know.
+    """
+    given = os.environ.get(BOOT_VARIABLE, "")
+    if given:
+        return given
     try:
         return Path(BOOT_ID).read_text().strip().replace("-", "")
     except OSError:

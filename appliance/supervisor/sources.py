@@ -19,6 +19,7 @@ from appliance.config import snapshot
 from appliance.config.source import Effective
 from appliance.errors import Unreachable
 from appliance.host import command, files, proc, unixhttp
+from appliance.host.kernellog import boot_id
 from appliance.host.places import Places
 from appliance.policy.incidents import FILE_BYTES
 from appliance.wire.redact import Redactor
@@ -30,6 +31,8 @@ JOURNAL_S = 8.0
 DRIVER_S = 10.0  # nvidia-smi asks each GPU; it is quick or it hangs
 LOG_BYTES = FILE_BYTES
 KEPT_LINES = 2000
+# Never with -b or -k, which ask for the boot id that the sandbox shows: `boot_id` tells more.
+JOURNAL = ("journalctl", "--no-pager", "-q", "-o", "short-iso-precise")
 KERNEL_SINCE = "-15min"
 
 Found = Mapping[str, str]
@@ -65,8 +68,8 @@ def sources(subject: Subject) -> dict[str, Source]:
                                      "metrics.txt"),
         "ledger.json": lambda: _ledger(subject),
         "timeline.jsonl": lambda: _timeline(subject),
-        "kernel.log": lambda: _command(("journalctl", "-k", "-b", f"--since={KERNEL_SINCE}", "--no-pager", "-q",
-                                        "-o", "short-iso-precise"), JOURNAL_S, "kernel.log"),
+        "kernel.log": lambda: _command((*JOURNAL, f"--since={KERNEL_SINCE}", "_TRANSPORT=kernel",
+                                        f"_BOOT_ID={boot_id()}"), JOURNAL_S, "kernel.log"),
         "nvidia-smi.txt": lambda: _command(subject.nvidia_smi, DRIVER_S, "nvidia-smi.txt"),
         "config.toml": lambda: _config(subject),
     }  # fmt: skip
@@ -123,8 +126,7 @@ async def _lines(subject: Subject) -> Found:
         why = str(missing)
     unit = f"--unit={names.engine_unit(subject.engine)}"
     match = [f"_SYSTEMD_INVOCATION_ID={subject.run}"] if subject.run else [unit]
-    # Without -b: in a container the sandbox hides the boot id that journald knows, and a run is of one boot anyway.
-    argv = ("journalctl", "--no-pager", "-q", f"--lines={KEPT_LINES}", "-o", "short-iso-precise", *match)
+    argv = (*JOURNAL, f"--lines={KEPT_LINES}", *match)
     try:
         text = (await command.output_of(argv, JOURNAL_S, LOG_BYTES)).decode(errors="replace")
     except command.Silent as silent:
@@ -194,7 +196,7 @@ def facts(places: Places, effective: Effective) -> dict[str, object]:
         "driver": _first_line("/proc/driver/nvidia/version"),
         "vllm": runtime.get("version"),
         "device": runtime.get("device"),
-        "boot": _first_line("/proc/sys/kernel/random/boot_id"),
+        "boot": boot_id() or None,
         "config_digest": effective.text_digest,
         "config_origin": effective.origin,
         "up_s": round(clock.monotonic(), 1),

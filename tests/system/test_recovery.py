@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from appliance.host.kernellog import BOOT_VARIABLE
 from tests.support.machine import CHAT, Appliance
 from tests.support.waiting import wait_until
 
@@ -113,6 +114,9 @@ def test_the_supervisor_sees_from_inside_its_sandbox(appliance: Appliance) -> No
         return "journalctl" in names.out.split()
 
     wait_until(followed, 30, "a journalctl of the supervisor's own", pause=1)
+    main = appliance.show("llm-supervisor.service", "MainPID")["MainPID"]
+    boot = json.loads(appliance.journal("-n 1 -o json"))["_BOOT_ID"]
+    assert f"{BOOT_VARIABLE}={boot}" in appliance.box.read(f"/proc/{main}/environ").split("\0")
     assert appliance.journal("-q -o cat LLM_EVENT=telemetry-fault").strip() == ""
     told = json.loads(appliance.cli("status --json").out)
     assert (told["driver"], told["gpus"]) == (None, [])

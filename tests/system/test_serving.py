@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -192,6 +193,19 @@ def test_shared_memory_is_the_engine_s_own(appliance: Appliance) -> None:
 def test_no_prompt_in_the_journal(appliance: Appliance) -> None:
     assert appliance.sdk("chat", "Say xylocarp twice.", tokens=8)["error"] is None
     assert "xylocarp" not in appliance.journal("")
+
+
+def test_the_journal_reads_as_a_story(appliance: Appliance) -> None:
+    """Our own words since the boot: each said once or a few times, each thing explained, nothing ugly."""
+    entries = [json.loads(line) for line in appliance.journal("-o json -u 'llm-*'").splitlines()]
+    ours = [entry for entry in entries if entry["SYSLOG_IDENTIFIER"] != "vllm"]
+    assert {entry["_SYSTEMD_UNIT"] for entry in entries if entry not in ours} == {"llm-engine@default.service"}
+    said = Counter((entry["SYSLOG_IDENTIFIER"], str(entry["MESSAGE"])) for entry in ours)
+    assert {line: count for line, count in said.items() if count > 3} == {}
+    ugly = ("Traceback", "Error", "given up", "denied", "not permitted", "never awaited")
+    assert [line for line in said if any(word in line[1] for word in ugly)] == []
+    assert {entry["PRIORITY"] for entry in ours if int(entry["PRIORITY"]) <= 3} == set()
+    assert "Subject: Engine default serves" in appliance.journal("-x -u 'llm-*'")
 
 
 def test_status_of_the_appliance(appliance: Appliance) -> None:

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from appliance import clock
-from appliance.host.kernellog import KernelLog
+from appliance.host.kernellog import BOOT_VARIABLE, KernelLog
 from appliance.samples import Line
 
 LIMIT = 20.0
@@ -103,6 +105,23 @@ def test_another_boot_is_not_told_but_passed(tmp_path: Path) -> None:
     asyncio.run(story())
     assert journal.lines == []
     assert "--after-cursor=c-old" in journal.calls[1]
+
+
+def test_the_boot_is_the_one_that_systemd_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox may show another one than the journal's."""
+    monkeypatch.setenv(BOOT_VARIABLE, "1" * 32)
+    journal = Journal(tmp_path)
+
+    async def story() -> None:
+        journal.says("of the machine below")
+        async with journal.followed():
+            await journal.until("it is asked", lambda: len(journal.calls) == 1)
+            journal.says("ours", boot="1" * 32)
+            os.kill(int(journal.calls[0][0]), 9)
+            await journal.until("our line", lambda: len(journal.lines) == 1)
+
+    asyncio.run(story())
+    assert [line.msg for line in journal.lines] == ["ours"]
 
 
 def test_a_journal_that_cannot_be_read_is_told(tmp_path: Path) -> None:
