@@ -42,8 +42,9 @@ MAIN = "/usr/lib/llm-appliance/appliance/gateway/main.py"
 def busy(appliance: Appliance) -> Appliance:
     """The appliance with a fake engine beside the real one."""
     box = appliance.box
-    box.put(SUPPORT / "fakeengine.py", "/root/fakeengine.py")
-    box.sh(f"systemd-run --unit=fake-engine python3 /root/fakeengine.py --port 9000 --model {FAKE}")
+    box.put(SUPPORT, "/root/tests/support")
+    engine = f"python3 -m tests.support.fakeengine --port 9000 --model {FAKE}"
+    box.sh(f"systemd-run --unit=fake-engine --working-directory=/root {engine}")
     box.write(DROPIN, ENGINES)
     appliance.cli("apply", timeout=180)
     wait_until(lambda: answers(appliance, FAKE), 60, "the fake engine answers", pause=0.5)
