@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from box import Box, wheels
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STATE = "/var/lib/llm-appliance"
 KEY_FILE = "/root/key"
 WHEELHOUSE = "/srv/wheels"
+KEPT_S = 2 * 3600.0  # since its last use
 APT = "apt-get install -y --no-install-recommends"  # its Depends alone must do
 DROPIN = "/etc/llm-appliance/config.d/50-test.toml"
 # The box that makes the runtime shares the host's network, where the usual ports may be taken.
@@ -47,7 +50,7 @@ def runtime_layer(distro: str, deb: Path) -> str:
     """The layer with a runtime for that distribution; made by a real installation when missing (minutes)."""
     sources = sorted((ROOT / "appliance/runtime").rglob("*.py")) + sorted((ROOT / "appliance/runtime").rglob("*.txt"))
     name = f"runtime-{distro}-{_digest(*sources)}"
-    if has_layer(distro, name):
+    if _is_there(distro, name):
         return name
     _say(f"making {name}: vLLM and the models, once")
     with Box.start(distro, network="host") as box:
@@ -65,7 +68,7 @@ def installed_layer(distro: str, deb: Path) -> str:
     """The layer of a machine on which the package was installed and has served; made when missing (about a minute)."""
     below = runtime_layer(distro, deb)
     name = f"installed-{distro}-{hashlib.sha256(below.encode() + deb.read_bytes()).hexdigest()[:8]}"
-    if has_layer(distro, name):
+    if _is_there(distro, name):
         return name
     _say(f"making {name}")
     with Box.start(distro, [below], network="host") as box:
@@ -112,12 +115,21 @@ def _digest(*files: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
+def _is_there(distro: str, name: str) -> bool:
+    """Whether that layer is there; it counts as used now."""
+    if not has_layer(distro, name):
+        return False
+    os.utime(place("layers", name))
+    return True
+
+
 def _forget(prefix: str, but: str) -> None:
-    """Delete older layers of the same kind that no box stands on: the runtime's are gigabytes."""
+    """Delete older layers of the same kind, for the runtime's are gigabytes; not what another checkout works with."""
     used = [state.read_text() for state in place("boxes", "x").parent.glob("*/state.json")]
     used += [layer.read_text() for layer in place("layers", "x").parent.glob("*/layer.json")]
     for layer in place("layers", "x").parent.glob(f"{prefix}*"):
-        if layer.name != but and not any(layer.name in text for text in used):
+        fresh = time.time() - layer.stat().st_mtime < KEPT_S
+        if layer.name != but and not fresh and not any(layer.name in text for text in used):
             shutil.rmtree(layer, ignore_errors=True)
 
 
