@@ -18,6 +18,11 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ("appliance", "systemd", "etc", "packaging/debian", "packaging/locks", "packaging/man", "packaging/examples")
 
 
+# The same machine goes through these, one boot for all: each leaves it serving but the last, which purges.
+IN_TURN = ("test_serving", "test_recovery", "test_gateway_life", "test_configuration", "test_package")
+SPOILT = pytest.StashKey[bool]()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here is a system test, and takes its time: making the runtime for the first time takes minutes."""
     for item in items:
@@ -25,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.system)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(1800))
+    items.sort(key=lambda item: (HERE in item.path.parents, 1 + IN_TURN.index(item.path.stem)
+                                 if item.path.stem in IN_TURN else 0))  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)
@@ -32,6 +39,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Add the journals of the boxes that a failed test used."""
     report = yield
     if report.failed:
+        item.config.stash[SPOILT] = True
         for value in getattr(item, "funcargs", {}).values():
             box = value.box if isinstance(value, Appliance) else value
             if isinstance(box, Box) and box.running:
@@ -63,18 +71,42 @@ def build(path: Path, *options: str) -> None:
     subprocess.run(command, check=True, timeout=600)
 
 
+class Machines:
+    """The machine of the tests; another one after a failure, which may have left it in any state."""
+
+    def __init__(self, config: pytest.Config, deb: Path) -> None:
+        self._config = config
+        self._deb = deb
+        self._box: Box | None = None
+
+    def serving(self) -> Appliance:
+        if self._box is None or self._config.stash.get(SPOILT, False):
+            self.close()
+            self._config.stash[SPOILT] = False
+            layer = layers.installed_layer("bookworm", self._deb)
+            self._box = Box.start("bookworm", [layer], network="private")
+        machine = Appliance(self._box)
+        machine.wait_ready()
+        return machine
+
+    def close(self) -> None:
+        if self._box is not None:
+            self._box.remove()
+        self._box = None
+
+
+@pytest.fixture(scope="session")
+def machines(request: pytest.FixtureRequest, deb: Path) -> Iterator[Machines]:
+    made = Machines(request.config, deb)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module")
-def appliance(deb: Path) -> Iterator[Appliance]:
-    """A machine that was installed, powered off and has booted again; serving. One for each file of tests.
+def appliance(machines: Machines) -> Appliance:
+    """A machine that was installed, powered off and has booted again; serving.
 
     $LLM_APPLIANCE_BOX names a running box to be used instead, while tests are being written.
     """
     given = os.environ.get("LLM_APPLIANCE_BOX")
-    if given:
-        yield Appliance(Box.attach(given))
-        return
-    layer = layers.installed_layer("bookworm", deb)
-    with Box.start("bookworm", [layer], network="private") as box:
-        machine = Appliance(box)
-        machine.wait_ready()
-        yield machine
+    return Appliance(Box.attach(given)) if given else machines.serving()

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.vllm
 
 UNIT = "llm-gateway.service"
 FAKE = "fake"
+CONFIG = "/etc/llm-appliance/config.toml"
+EDIT = "\n[gateway.admission]\nqueue_size = 77\n"
 DROPIN = "/etc/llm-appliance/config.d/70-fake.toml"
 ENGINES = f"""
 [[engine]]
@@ -39,7 +41,7 @@ MAIN = "/usr/lib/llm-appliance/appliance/gateway/main.py"
 
 
 @pytest.fixture(scope="module")
-def busy(appliance: Appliance) -> Appliance:
+def busy(appliance: Appliance) -> Iterator[Appliance]:
     """The appliance with a fake engine beside the real one."""
     box = appliance.box
     box.put(SUPPORT, "/root/tests/support")
@@ -49,7 +51,9 @@ def busy(appliance: Appliance) -> Appliance:
     appliance.cli("apply", timeout=180)
     wait_until(lambda: answers(appliance, FAKE), 60, "the fake engine answers", pause=0.5)
     wait_until(lambda: answers(appliance, CHAT), 180, "the real engine answers", pause=0.5)
-    return appliance
+    yield appliance
+    box.sh(f"rm {DROPIN}; systemctl stop fake-engine")
+    appliance.cli("apply", timeout=180)
 
 
 def answers(appliance: Appliance, model: str) -> bool:
@@ -148,9 +152,11 @@ def test_a_long_stream_is_finished_within_drain(busy: Appliance) -> None:
 
 
 def test_an_upgrade_hands_over(busy: Appliance, newer_deb: Path, tmp_path: Path) -> None:
-    """A real upgrade: short requests go on, a stream that began before it ends after it, whole."""
+    """A real upgrade: short requests go on, a stream that began before it ends after it, whole; an edit stays."""
     box = busy.box
-    engine, before = busy.engine(), main_pid(busy)
+    box.write(CONFIG, box.read(CONFIG) + EDIT)
+    busy.cli("apply", timeout=120)
+    edited, engine, before = box.read(CONFIG), busy.engine(), main_pid(busy)
     box.put(newer_deb, "/root/newer.deb")
     with load(busy, tmp_path) as clients, busy.streaming(tokens=1500) as stream:
         clients.wait_asked(50)
@@ -169,6 +175,7 @@ def test_an_upgrade_hands_over(busy: Appliance, newer_deb: Path, tmp_path: Path)
     assert streamed["error"] is None and streamed["finish"] == "length"
     assert busy.show(UNIT, "NRestarts", "ActiveState") == {"NRestarts": "0", "ActiveState": "active"}
     assert (busy.engine()["start"], busy.engine()["pid"]) == (engine["start"], engine["pid"])
+    assert box.read(CONFIG) == edited
     wait_until(lambda: members(busy) == [after], 90, "the old process has ended", pause=1)
     wait_still(busy)
     busy.cli("audit verify")
