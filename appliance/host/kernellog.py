@@ -50,6 +50,7 @@ class KernelLog:
     async def _follow(self) -> None:
         """One child from its start to its end."""
         since = f"--after-cursor={self._cursor}" if self._cursor else f"--since=-{LOOK_BACK_S:.0f}s"
+        boot = [f"--boot={self._boot}"] if self._boot else []  # --follow means this boot, by the id that is seen here
         options = (
             "--follow",
             "--no-tail",
@@ -62,6 +63,7 @@ class KernelLog:
             self._program,
             *options,
             since,
+            *boot,
             *MATCHES,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

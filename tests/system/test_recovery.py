@@ -69,6 +69,26 @@ def test_restart(appliance: Appliance) -> None:
     assert "Paris" in appliance.wait_answer(60)["text"]
 
 
+def test_a_restart_with_evidence_tells_where_it_was_and_can_be_judged_again(appliance: Appliance) -> None:
+    """The bundle holds the stacks of vLLM's processes and what was seen, also of systemd's words on the unit."""
+    appliance.wait_serving("default")
+    known = {one["id"] for one in json.loads(appliance.cli("incidents --json").out)["incidents"]}
+    appliance.cli("restart default --evidence --wait", timeout=300)
+    (new,) = [one for one in json.loads(appliance.cli("incidents --json").out)["incidents"] if one["id"] not in known]
+    bundle = f"/var/lib/llm-appliance/incidents/{new['id']}"
+    assert "VLLM::EngineCor" in appliance.box.read(f"{bundle}/processes.txt")
+    assert "Current thread" in appliance.box.read(f"{bundle}/stacks.txt")
+    recorded = [json.loads(line) for line in appliance.box.read(f"{bundle}/timeline.jsonl").splitlines()]
+    assert {"metrics", "health", "ledger", "proc", "cgroup", "state_file", "systemd"} <= {
+        each.get("src") for each in recorded
+    }
+    assert "idle" in appliance.cli(f"replay {bundle}/timeline.jsonl").out
+    told = appliance.cli(f"incidents {new['id']}").out
+    assert "an operator had it restarted" in told and "stacks.txt" in told
+    assert "incident/stacks.txt" in appliance.cli(f"report {new['id']}").out
+    assert "Paris" in appliance.wait_answer(60)["text"]
+
+
 def test_a_change_of_the_ladder_reaches_the_sandboxed_launcher(appliance: Appliance) -> None:
     """The supervisor's directory is hidden from engines; the unit's set-up hands the change in."""
     state = appliance.wait_serving("default")

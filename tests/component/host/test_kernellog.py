@@ -122,6 +122,7 @@ def test_the_boot_is_the_one_that_systemd_says(tmp_path: Path, monkeypatch: pyte
 
     asyncio.run(story())
     assert [line.msg for line in journal.lines] == ["ours"]
+    assert all(f"--boot={'1' * 32}" in call for call in journal.calls)  # journalctl cannot know better by itself
 
 
 def test_a_journal_that_cannot_be_read_is_told(tmp_path: Path) -> None:
