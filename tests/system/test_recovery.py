@@ -14,7 +14,7 @@ pytestmark = pytest.mark.vllm
 UNIT = "llm-engine@default.service"
 
 
-@pytest.mark.parametrize("victim", ["API server", "EngineCore", "Worker"])
+@pytest.mark.parametrize("victim", ["API server", "EngineCore", pytest.param("Worker", marks=pytest.mark.full)])
 def test_a_killed_engine_process(appliance: Appliance, victim: str) -> None:
     """The stream ends with an error (no half answer that looks whole), then a new request is answered."""
     appliance.wait_answer()
