@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives within `limit_s` seconds; else it is cancelled. Raises asyncio.TimeoutError."""
+    """What `work` gives within `limit_s` seconds; else it is cancelled. Raises asyncio.TimeoutError.
+
+    A fault of work that nobody waits for any longer, being late or cancelled, is nobody's, and not reported either.
+    """
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=limit_s)
@@ -25,3 +28,5 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # asyncio complains of one that was never asked for
