@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -102,21 +101,18 @@ class Lineage(Gateway):
         counted = [gateway["running"], gateway["queued"], keys["running"], keys["reserved_tokens"]]
         return counted == [0, 0, 0, 0] and not gateway["predecessors"]
 
+    def command(self) -> list[str]:
+        """In a session of its own: what descends from it can be told from the other children of this process."""
+        return ["setsid", *super().command()]
+
     def kill(self) -> None:
+        """End all that descends from it, processes of attempts that failed too."""
         by_hand: subprocess.Popen[bytes] | None = getattr(self, "process_by_hand", None)
-        if by_hand is not None:
-            by_hand.kill()
-            by_hand.wait()
-        for pid in self.pids[1:]:
+        for leader in [self.process, *([by_hand] if by_hand else [])]:
             with contextlib.suppress(ProcessLookupError):
-                if not self.gone(pid):
-                    os.kill(pid, signal.SIGKILL)
-                    self.wait_gone(pid)
-        super().kill()
-        deadline = time.monotonic() + 5  # processes of attempts that failed
-        while time.monotonic() < deadline:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    break
-            except ChildProcessError:
-                break
+                os.killpg(leader.pid, signal.SIGKILL)
+            leader.wait()
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-leader.pid, 0)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -132,15 +132,20 @@ def test_a_read_only_tree(host: Host) -> None:
 
 
 def test_it_is_quick(host: Host) -> None:
-    """About 60 ms for eight engines on an idle machine, the budget is 150 ms; the best of several is what it costs."""
+    """In processor time, which other programs hardly lengthen: about 70 ms for eight engines, the budget is 150 ms."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
     host.config.write_text(EIGHT)
-    best = 9.0
+    costs = []
     for _ in range(6):
-        began = time.perf_counter()
+        before = spent()
         host.generate()
-        best = min(best, time.perf_counter() - began)
+        costs.append(spent() - before)
     assert len(host.wanted) == 8
-    assert best < 0.6
+    assert min(costs) < 0.3  # a processor whose cores are shared is half as fast
 
 
 def test_it_loads_nothing_that_costs() -> None:

@@ -162,7 +162,8 @@ async def _a_driver_that_shows_up_is_met_at_once(directory: Path) -> None:
 async def _a_killed_process_is_replaced(directory: Path) -> None:
     async with Watched(directory, replace(QUICK, patience=LIMIT)).running() as seen:
         await seen.until("a reading", whole)
-        (child,) = psutil.Process().children()
+        running = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+        (child,) = [process for process in running if "nvml-probe" in process.cmdline()]
         child.kill()
         await seen.until("its end", lambda reading: "ended with status -9" in reading.error)
         await seen.until("another process", whole)
