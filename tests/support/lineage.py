@@ -19,7 +19,10 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2): what forks away becomes our child, as i
 
 
 class Lineage(Gateway):
-    """Runs a copy of the program, so that a test can install another one; `pids` are all processes so far."""
+    """Runs a copy of the program, so that a test can install another one; `pids` are all processes so far.
+
+    The copy's bytecode is not renewed: what is installed twice within a second could be taken for what it replaces.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,8 @@ class Lineage(Gateway):
         if defect is not None:
             self.install(*defect)
         super().__init__(directory, text, wait=wait, PYTHONPATH=str(self.code),
-                         LLM_APPLIANCE_STATE=str(directory / "state"), **environment)  # fmt: skip
+                         LLM_APPLIANCE_STATE=str(directory / "state"),
+                         PYTHONDONTWRITEBYTECODE="1", **environment)  # fmt: skip
         self.pids = [self.process.pid]
         (directory / "state/gateway").mkdir(parents=True, exist_ok=True)
 

@@ -93,7 +93,7 @@ class Stage:
     @property
     def environment(self) -> dict[str, str]:
         here = {"LLM_APPLIANCE_RUN": str(self.run), "LLM_APPLIANCE_STATE": str(self.state)}
-        return {**os.environ, **here, **self.systemd.environment, "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**os.environ, **here, **self.systemd.environment}
 
     def write(self, text: str, settings: str = SETTINGS) -> None:
         self.config.write_text(settings + text)
