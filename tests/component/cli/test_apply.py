@@ -170,6 +170,7 @@ def test_settings_that_an_engine_does_not_start_with_are_rolled_back(stage: Stag
 
 
 @needs_root
+@pytest.mark.slow
 def test_a_new_engine_that_does_not_start_goes_again(stage: Stage) -> None:
     stage.write(CHAT)
     assert call(stage, "apply").returncode == 0
@@ -185,6 +186,7 @@ def test_a_new_engine_that_does_not_start_goes_again(stage: Stage) -> None:
 
 
 @needs_root
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["asked", "nothing better"])
 def test_a_rollback_that_is_not_wanted_or_does_not_help_is_none(stage: Stage, how: str) -> None:
     assert call(stage, "apply").returncode == 0

@@ -74,6 +74,7 @@ class Load:
             assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_killed_under_load_only_the_last_second_is_lost(engine: FakeEngine, start: Start, tmp_path: Path) -> None:
     directory = tmp_path / "audit"
     directory.mkdir()

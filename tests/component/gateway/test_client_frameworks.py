@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(
         sys.version_info < provisions.FRAMEWORKS_PYTHON, reason="langchain-core needs Python 3.11 or newer"
     ),
+    pytest.mark.slow,  # seconds for their imports alone
     pytest.mark.timeout(300),  # the environment may have to be made first
 ]
 CLIENT = Path(__file__).resolve().parents[2] / "support/frameworkclient.py"

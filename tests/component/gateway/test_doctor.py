@@ -99,6 +99,7 @@ def found(report: tuple[str, str, int]) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", WAYS)
+@pytest.mark.slow
 def test_what_stands_in_the_way_is_found(reports: dict[str, Any], name: str) -> None:
     expected = WAYS[name][2]
     by_name = found(reports[name])
@@ -112,6 +113,7 @@ def test_what_stands_in_the_way_is_found(reports: dict[str, Any], name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["nginx", "caddy", "direct"])
+@pytest.mark.slow
 def test_every_question_is_asked_where_nothing_is_wrong(reports: dict[str, Any], name: str) -> None:
     by_name = found(reports[name])
     assert set(by_name) == GOOD

@@ -78,6 +78,7 @@ def verified(gateway: Lineage, tmp_path: Path, count: int) -> None:
     assert len(ids) == len(set(ids)) == count
 
 
+@pytest.mark.slow
 def test_under_load_nothing_is_lost_and_one_chain_is_written(begin: Begin, engine: FakeEngine, tmp_path: Path) -> None:
     manager = Manager(tmp_path / "notify")
     gateway = begin(NOTIFY_SOCKET=str(manager.path))
@@ -186,6 +187,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.slow
 def test_a_new_process_that_fails_changes_nothing(begin: Begin, engine: FakeEngine, tmp_path: Path) -> None:
     """No program, dead with all in its hands, dead in the last step, a configuration that is none; then a good one."""
     gateway = begin(NARROW)
@@ -226,7 +228,7 @@ def test_what_a_killed_old_process_held_comes_back_at_once(begin: Begin, engine:
         assert gateway.request("POST", CHAT, chat(), **fields).status == 200
 
 
-@pytest.mark.parametrize("next_one", ["while it runs", "after its end"])
+@pytest.mark.parametrize("next_one", ["while it runs", pytest.param("after its end", marks=pytest.mark.slow)])
 def test_what_a_killed_new_process_did_not_hear_the_next_one_writes(
     begin: Begin, engine: FakeEngine, tmp_path: Path, next_one: str
 ) -> None:
@@ -253,6 +255,7 @@ def test_what_a_killed_new_process_did_not_hear_the_next_one_writes(
     assert gateway.request("POST", CHAT, chat(), **fields).status == 200
 
 
+@pytest.mark.slow
 def test_a_second_hand_over_while_the_first_process_still_finishes(
     begin: Begin, engine: FakeEngine, tmp_path: Path
 ) -> None:

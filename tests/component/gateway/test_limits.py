@@ -254,7 +254,6 @@ def test_another_keys_call_does_not_wait_behind_a_queue(
 
 
 # --- nothing leaks ----------------------------------------------------------------------------------------------------
-CALLS = 10_000
 BURST = 40
 SCRIPTS = ("tokens=2", "tokens=2", "first=0.02", "gap=0.002,tokens=6", "refuse", "reset=0", "reset=3", "status=400",
            "error=2", "eof=3", "head=0.02", "garbage")  # fmt: skip
@@ -263,9 +262,9 @@ SCRIPTS = ("tokens=2", "tokens=2", "first=0.02", "gap=0.002,tokens=6", "refuse",
 class Storm:
     """Clients that ask, read a little and go at any moment; counts what they were told."""
 
-    def __init__(self, port: int, secrets: list[str], chance: random.Random) -> None:
-        self.port, self.secrets, self.chance = port, secrets, chance
-        self.numbers = iter(range(CALLS))
+    def __init__(self, port: int, secrets: list[str], chance: random.Random, calls: int) -> None:
+        self.port, self.secrets, self.chance, self.calls = port, secrets, chance, calls
+        self.numbers = iter(range(calls))
         self.told: Counter[str] = Counter()
 
     async def client(self) -> None:
@@ -302,11 +301,12 @@ class Storm:
     async def run(self, patient: str) -> None:
         """All calls; the last come at once and wait longer than the queue lets them, however fast the machine is."""
         await asyncio.gather(*(self.client() for _ in range(48)))
-        await asyncio.gather(*(self.call(CALLS + number, patient, "first=0.4", 5.0) for number in range(BURST)))
+        await asyncio.gather(*(self.call(self.calls + number, patient, "first=0.4", 5.0) for number in range(BURST)))
 
 
-def test_ten_thousand_calls_that_end_anyhow_leave_every_counter_at_zero(
-    engine: FakeEngine, start: Start, keys: Make, tmp_path: Path
+@pytest.mark.parametrize("calls", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_calls_that_end_anyhow_leave_every_counter_at_zero(
+    engine: FakeEngine, start: Start, keys: Make, tmp_path: Path, calls: int
 ) -> None:
     secrets = [
         keys("few", parallel=6),
@@ -323,9 +323,9 @@ def test_ten_thousand_calls_that_end_anyhow_leave_every_counter_at_zero(
             auth=f'keys_file = "{tmp_path}/keys.toml"',
         )
     )
-    storm = Storm(gateway.port, secrets, random.Random(31))
+    storm = Storm(gateway.port, secrets, random.Random(31), calls)
     asyncio.run(storm.run(secrets[3]))
-    assert sum(storm.told.values()) == CALLS + BURST
+    assert sum(storm.told.values()) == calls + BURST
     for word in ("200", "400", "left", "concurrency_limit", "quota_exceeded", "rate_limit_exceeded", "queue_full",
                  "queue_timeout", "engine_restarting", "engine_died", "engine_error"):  # fmt: skip
         assert storm.told[word] > 5, storm.told

@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 from tests.support.webserver import EXAMPLES, WebServer
 
 CHAT = "/v1/chat/completions"
-KINDS = ("nginx", "caddy")
+KINDS = ("nginx", pytest.param("caddy", marks=pytest.mark.slow))
 TRUST = 'trusted_proxies = ["127.0.0.1"]\n[gateway.stream]\nkeepalive = "200ms"\n'
 
 

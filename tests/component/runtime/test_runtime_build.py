@@ -196,6 +196,7 @@ def test_what_cannot_work_is_explained(bench: Bench, text: str, status: int, sen
     assert told["message"].endswith(")")  # the remedy
 
 
+@pytest.mark.slow
 def test_the_bootstrap_installs_uv_and_nothing_in_its_place(bench: Bench) -> None:
     script = ("uv", f'#!/bin/sh\nexec {UV} "$@"\n')
     house, module = bench.root / "house", {"uv/__init__.py": ""}
@@ -240,7 +241,7 @@ def test_from_an_index(bench: Bench, index: FileServer) -> None:
     assert not (bench.runtimes / "wheels").exists()  # only kept until the runtime is complete
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_build_that_is_cut_goes_on(bench: Bench, index: FileServer, number: signal.Signals) -> None:
     torch = bench.wheels["torch"].path.name
     part = bench.runtimes / "wheels" / f"{torch}.part"

@@ -73,7 +73,12 @@ def test_an_operator_has_a_stopped_engine_restarted_with_its_stacks(ranks: LiveS
 
 @pytest.mark.parametrize(
     ("moment", "answers"),
-    [("begun", True), ("recorded", True), ("aborted", False), ("killed", False)],
+    [
+        pytest.param("begun", True, marks=pytest.mark.slow),
+        ("recorded", True),
+        pytest.param("aborted", False, marks=pytest.mark.slow),
+        pytest.param("killed", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_supervisor_that_is_killed_in_a_recovery_goes_on_with_it(
     stage: LiveStage, moment: str, answers: bool

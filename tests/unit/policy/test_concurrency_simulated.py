@@ -48,6 +48,7 @@ LONG_PROMPTS = Model(
     per_prefill=0.00002, kv_tokens=600_000, budget=8192, prompt=(500, 0.8, 4000), long=(0.05, 32_000)
 )  # fmt: skip
 PREEMPTS = Model(kv_tokens=40_000, prompt=(150, 0.6, 1000), answer=(600, 0.8, 3000))
+SLOW = pytest.mark.slow  # what needs many steps; the quick ones are of all kinds
 CHANGE = 60.0  # seconds into a run at which the capacity changes
 RECOVERED = CHANGE + 30.0
 
@@ -85,13 +86,13 @@ def compare(
 @pytest.mark.parametrize(
     ("model", "capacity", "limits", "seeds"),
     [
-        pytest.param(KV_SHORT, 12.5, (120, 136, 152), SEEDS, id="kv-short"),
-        pytest.param(PREFILL_SLOW, 6.8, (40, 44, 48), SEEDS, id="prefill-slow"),
+        pytest.param(KV_SHORT, 12.5, (120, 136, 152), SEEDS, id="kv-short", marks=SLOW),
+        pytest.param(PREFILL_SLOW, 6.8, (40, 44, 48), SEEDS, id="prefill-slow", marks=SLOW),
         pytest.param(FEW_SEQUENCES, 8.4, (40, 48), SEEDS[:2], id="few-sequences"),
         pytest.param(TINY, 1.5, range(16, 26, 2), MANY, id="tiny"),
-        pytest.param(LONG_ANSWERS, 5, (176, 188, 200), SEEDS, id="long-answers"),
-        pytest.param(LONG_PROMPTS, 10, (160, 176, 192), SEEDS, id="long-prompts"),
-        pytest.param(PREEMPTS, 4, (40, 44, 48), SEEDS, id="preempts"),
+        pytest.param(LONG_ANSWERS, 5, (176, 188, 200), SEEDS, id="long-answers", marks=SLOW),
+        pytest.param(LONG_PROMPTS, 10, (160, 176, 192), SEEDS, id="long-prompts", marks=SLOW),
+        pytest.param(PREEMPTS, 4, (40, 44, 48), SEEDS, id="preempts", marks=SLOW),
     ],
 )
 def test_three_times_the_capacity(model: Model, capacity: float, limits: Sequence[int], seeds: Sequence[int]) -> None:
@@ -103,14 +104,14 @@ def test_three_times_the_capacity(model: Model, capacity: float, limits: Sequenc
 @pytest.mark.parametrize(
     ("model", "capacity", "change", "limits", "seeds"),
     [
-        pytest.param(KV_SHORT, 12.5, speed(0.5), (104, 120, 136), SEEDS, id="kv-short-speed-halves"),
-        pytest.param(KV_SHORT, 25, speed(2), (136, 148), SEEDS[:2], id="kv-short-speed-doubles"),
-        pytest.param(KV_SHORT, 12.5, cache(0.5), (64, 70), SEEDS, id="kv-short-cache-halves"),
-        pytest.param(KV_SHORT, 25, cache(2), (210, 225), SEEDS[:2], id="kv-short-cache-doubles"),
-        pytest.param(PREFILL_SLOW, 6.8, speed(0.5), (32, 34, 36, 38), MANY, id="prefill-slow-speed-halves"),
-        pytest.param(PREFILL_SLOW, 13.6, speed(2), (48, 52), SEEDS, id="prefill-slow-speed-doubles"),
+        pytest.param(KV_SHORT, 12.5, speed(0.5), (104, 120, 136), SEEDS, id="kv-short-speed-halves", marks=SLOW),
+        pytest.param(KV_SHORT, 25, speed(2), (136, 148), SEEDS[:2], id="kv-short-speed-doubles", marks=SLOW),
+        pytest.param(KV_SHORT, 12.5, cache(0.5), (64, 70), SEEDS, id="kv-short-cache-halves", marks=SLOW),
+        pytest.param(KV_SHORT, 25, cache(2), (210, 225), SEEDS[:2], id="kv-short-cache-doubles", marks=SLOW),
+        pytest.param(PREFILL_SLOW, 6.8, speed(0.5), (32, 34, 36, 38), MANY, id="prefill-slow-speed-halves", marks=SLOW),
+        pytest.param(PREFILL_SLOW, 13.6, speed(2), (48, 52), SEEDS, id="prefill-slow-speed-doubles", marks=SLOW),
         pytest.param(TINY, 1.5, speed(0.5), range(16, 24, 2), MANY, id="tiny-speed-halves"),
-        pytest.param(LONG_PROMPTS, 10, speed(0.5), (144, 160, 176), SEEDS, id="long-prompts-speed-halves"),
+        pytest.param(LONG_PROMPTS, 10, speed(0.5), (144, 160, 176), SEEDS, id="long-prompts-speed-halves", marks=SLOW),
         pytest.param(PREEMPTS, 4, cache(0.5), (20, 23, 26), SEEDS, id="preempts-cache-halves"),
     ],
 )
