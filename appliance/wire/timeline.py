@@ -32,9 +32,9 @@ from appliance.samples import (
     StateFile,
 )
 
+from .pciid import pci_id
 from .timelinefields import Fields, Wrong
 from .timelinesetting import setting_of
-from .xid import pci_id
 
 LONGEST = 4 << 20  # bytes of one line; a scrape of all metrics of eight ranks is below 1 MiB
 

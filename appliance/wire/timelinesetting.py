@@ -8,8 +8,8 @@ from typing import Any
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Learned, Setting, Usual
 
+from .pciid import pci_id
 from .timelinefields import Fields, Wrong
-from .xid import pci_id
 
 _USUAL = ("idle_power_w", "busy_power_w", "busy_mem_util")
 

@@ -17,6 +17,8 @@ import re
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Xid
 
+from .pciid import pci_id
+
 RECOVERY_ACTION = 154
 REPEAT_S = 10.0  # one fault prints its number once for each SM or channel: up to twenty lines
 
@@ -28,19 +30,6 @@ _SWITCH = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>[^)]+)\): (?P<numb
 _ACTION = re.compile(
     r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x(?P<action>[0-9a-fA-F]+)(?: \((?P<text>[^)]*)\))?"
 )
-_PCI = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?")
-
-
-def pci_id(text: str) -> str:
-    """`dddd:bb:dd` of an address as the kernel or NVML writes it; empty when it is none.
-
-    The kernel leaves out the function, NVML writes eight digits of domain and the function.
-    """
-    match = _PCI.fullmatch(text.strip())
-    if match is None:
-        return ""
-    domain, bus, device = match.groups()
-    return f"{int(domain or '0', 16):04x}:{bus}:{device}".lower()
 
 
 def xid_of(msg: str, t: float) -> Xid | None:

@@ -23,6 +23,7 @@ from tests.support.timelines import (
     SHM_WAIT,
     SPIN_W,
     Scene,
+    asked_first,
     livelock_with_grammar,
     start_lines,
     starting,
@@ -198,12 +199,7 @@ def endless_grammar() -> Scene:
 
 def first_request() -> Scene:
     """The first request since the start hangs: all limits are three times as long."""
-    scene = starting()
-    scene.values["vllm:generation_tokens_total"] = scene.values["vllm:request_success_total"] = 0.0
-    scene.say("(APIServer pid=99) INFO:     Application startup complete.")
-    scene.scrape = {"http": 200}
-    scene.run(20)
-    scene.inflight, scene.silent_since = 1, scene.t
+    scene = asked_first()
     scene.gpus(util=100, power=SPIN_W, mem=0)
     scene.run(320)
     return scene

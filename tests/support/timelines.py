@@ -190,6 +190,17 @@ def starting(tp: int = 2, interval: float = 2.0) -> Scene:
     return scene
 
 
+def asked_first() -> Scene:
+    """The first request since the start is in the engine."""
+    scene = starting()
+    scene.values["vllm:generation_tokens_total"] = scene.values["vllm:request_success_total"] = 0.0
+    scene.say("(APIServer pid=99) INFO:     Application startup complete.")
+    scene.scrape = {"http": 200}
+    scene.run(20)
+    scene.inflight, scene.silent_since = 1, scene.t
+    return scene
+
+
 def livelock_with_grammar() -> Scene:
     scene = Scene()
     scene.serve(60)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.support.timelines import IDLE_W, JIT, SHM_WAIT, SPIN_W, Scene, livelock_with_grammar, starting, stuck
+from tests.support.timelines import (
+    IDLE_W,
+    JIT,
+    SHM_WAIT,
+    SPIN_W,
+    Scene,
+    asked_first,
+    livelock_with_grammar,
+    starting,
+    stuck,
+)
 
 
 class Trap(NamedTuple):
@@ -60,12 +70,7 @@ def jit() -> Scene:
 
 
 def slow_first_request() -> Scene:
-    scene = starting()
-    scene.values["vllm:generation_tokens_total"] = scene.values["vllm:request_success_total"] = 0.0
-    scene.say("(APIServer pid=99) INFO:     Application startup complete.")
-    scene.scrape = {"http": 200}
-    scene.run(20)
-    scene.inflight, scene.silent_since = 1, scene.t
+    scene = asked_first()
     scene.gpus(util=100, power=120, mem=1)
     scene.run(100)
     scene.serve(60)

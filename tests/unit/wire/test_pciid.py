@@ -13,9 +13,13 @@ from appliance.wire.pciid import pci_id
         ("0000:3B:00.0", "0000:3b:00"),
         ("00010000:C1:00.0", "10000:c1:00"),  # a domain of its own behind a bridge
         ("65:00.0", "0000:65:00"),  # lspci's
+        ("65:00", "0000:65:00"),
+        ("0000:AF:1F.7", "0000:af:1f"),
         ("", ""),
         ("nonsense", ""),
         ("0000:65", ""),
+        ("0000:65:00.8", ""),  # there are eight functions
+        ("GPU-1234", ""),
     ],
 )
 def test_one_form(written: str, normal: str) -> None:
