@@ -3,6 +3,8 @@
 As a program it answers `show` and carries out start, stop, restart, kill, reset-failed, reload and daemon-reload on the
 file that FAKE_SYSTEMD names. A start leaves a unit `activating` until a test says that it serves, or `active` at once
 for units that match `ready`; the unit's hold file is its condition.
+
+A supervisor in a test asks ten times a second: what the program imports at its start is kept small for that.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import os
 import signal
 import sys
 import time
-import uuid
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
 
 DEFAULT = {
     "LoadState": "loaded",
@@ -41,7 +45,7 @@ DEFAULT = {
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[dict[str, Any]]:
+def opened(path: str | Path) -> Iterator[dict[str, Any]]:
     """The state, locked; what was changed is written back."""
     with open(path, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -66,7 +70,7 @@ def start(state: dict[str, Any], name: str) -> None:
     """What PID 1 does on a start."""
     found = unit(state, name)
     instance = name.partition("@")[2].removesuffix(".service")
-    held = bool(instance) and Path(state["holds"], instance).exists()
+    held = bool(instance) and os.path.exists(os.path.join(state["holds"], instance))
     found |= {"ConditionResult": "no" if held else "yes", "ConditionTimestampMonotonic": _now(), "Job": 0}
     if held or found["ActiveState"] == "active":
         return
@@ -77,7 +81,7 @@ def start(state: dict[str, Any], name: str) -> None:
         "Result": "success",
         "ExecMainCode": 0,
         "ExecMainStatus": 0,
-        "InvocationID": uuid.uuid4().hex,
+        "InvocationID": os.urandom(16).hex(),
         "StateChangeTimestampMonotonic": _now(),
         "ExecMainStartTimestampMonotonic": _now(),
     }
@@ -93,7 +97,8 @@ def stop(state: dict[str, Any], name: str) -> None:
 def kill(control_group: str, name: str) -> None:
     """The signal to all processes that the group's file lists; a unit without a group has none."""
     try:
-        pids = Path("/sys/fs/cgroup", control_group.lstrip("/"), "cgroup.procs").read_text().split()
+        with open(f"/sys/fs/cgroup/{control_group.lstrip('/')}/cgroup.procs") as file:
+            pids = file.read().split()
     except OSError:
         return
     for pid in pids:
@@ -121,7 +126,7 @@ def main(arguments: list[str]) -> int:
     words = [word for word in arguments if not word.startswith("--")]
     options = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--") and word != "--")
     verb, names = words[0], words[1:]
-    with opened(Path(os.environ["FAKE_SYSTEMD"])) as state:
+    with opened(os.environ["FAKE_SYSTEMD"]) as state:
         if verb != "show":
             state["calls"].append([verb, *names, *([options["signal"]] if "signal" in options else [])])
         if verb in state["refused"]:
@@ -151,7 +156,9 @@ class FakeSystemd:
         empty = {"units": {}, "calls": [], "shown": [], "refused": {}, "ready": [], "holds": str(holds)}
         self.path.write_text(json.dumps(empty))
         self.program = directory / "systemctl"
-        self.program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{__file__}" "$@"\n')
+        run = f"import sys; sys.path.append({os.path.dirname(__file__)!r}); import fakesystemctl as it"
+        run += "; sys.exit(it.main(sys.argv[1:]))"  # imported: a script is compiled each time
+        self.program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{run}" "$@"\n')
         self.program.chmod(0o755)
 
     @property
@@ -208,7 +215,3 @@ class FakeSystemd:
             ExecMainCode=1,
             ExecMainStatus=status,
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
