@@ -67,6 +67,7 @@ def test_apply_tells_of_an_engine_that_does_not_come_back(stage: Stage) -> None:
 
 
 @needs_root
+@pytest.mark.slow
 def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage) -> None:
     assert call(stage, "apply").returncode == 0
     stage.write('[gateway]\nlisten = ["127.0.0.1:8099"]\n' + CHAT + EMBED)
@@ -136,6 +137,7 @@ def rejected(stage: Stage) -> Path:
 
 
 @needs_root
+@pytest.mark.slow
 def test_settings_that_an_engine_does_not_start_with_are_rolled_back(stage: Stage) -> None:
     assert call(stage, "apply").returncode == 0
     good, kept = stage.digest("chat"), stage.config.parent / "last-good.toml"

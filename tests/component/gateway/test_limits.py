@@ -310,8 +310,8 @@ def test_calls_that_end_anyhow_leave_every_counter_at_zero(
 ) -> None:
     secrets = [
         keys("few", parallel=6),
-        keys("slow", rpm=60, priority="batch"),
-        keys("poor", daily_tokens=5_000),
+        keys("slow", rpm=calls * 6 // 1000, priority="batch"),
+        keys("poor", daily_tokens=calls // 2),
         keys("free"),
         keys("first", tpm=400_000, priority="interactive"),
     ]

@@ -83,7 +83,10 @@ def test_a_low_soft_limit_is_raised_and_a_low_hard_one_is_told(tmp_path: Path, e
             gateway.kill()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(40, marks=pytest.mark.slow), pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(900)])],
+)
 def test_clients_that_do_not_read_cost_a_bounded_amount(place: Path, engine_process: int, count: int) -> None:
     """The engine sends as fast as it can, 40 MB a stream; what is not read stays with the engine."""
     gateway = Gateway(place / "gateway", config(LOCAL, gateway=ROOM.format(2000)))

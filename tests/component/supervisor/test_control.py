@@ -85,6 +85,7 @@ def test_garbage_is_answered_and_the_next_order_too(still: Stage, sent: bytes) -
     assert still.ask("status")[-1]["ok"] is True
 
 
+@pytest.mark.slow
 def test_restart_waits_until_it_serves(stage: Stage) -> None:
     order = Order(stage, "restart", engine="chat", wait=True)
     stage.wait_started(2)
@@ -95,6 +96,7 @@ def test_restart_waits_until_it_serves(stage: Stage) -> None:
     assert stage.starts("embed") == 1
 
 
+@pytest.mark.slow
 def test_resume_leaves_an_engine_that_runs_alone(stage: Stage) -> None:
     calls = stage.systemd.calls
     assert stage.ask("resume", engine="chat", wait=True)[-1] == {
@@ -151,6 +153,7 @@ def test_apply_stops_what_is_gone_and_starts_what_is_new(stage: Stage) -> None:
     assert stage.fleet("chat") == {}
 
 
+@pytest.mark.slow
 def test_apply_survives_the_supervisor(stage: Stage) -> None:
     """Killed after the order was taken: the changed engine is restarted all the same, once."""
     stage.systemd.refuse("restart", "Transport endpoint is not connected")

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from tests.support.enginestage import ROOT
 from tests.support.livestage import LiveStage, live
 from tests.support.stage import LIMIT, unit
@@ -106,6 +108,7 @@ def test_a_hang_is_seen_taken_down_with_evidence_and_can_be_judged_again() -> No
         assert f"{about.cause}: " in stage.journal and "suspect: no progress" in stage.journal
 
 
+@pytest.mark.slow
 def test_an_observer_tells_of_a_hang_and_touches_nothing() -> None:
     with watched("observe") as (stage, gateway):
         stage.start()

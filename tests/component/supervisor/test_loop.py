@@ -100,6 +100,7 @@ def test_the_way_up_is_told_and_restarts_nothing(stage: Stage, runtime: str, tol
     assert stage.starts() == 0
 
 
+@pytest.mark.slow
 def test_the_budget_ends_in_a_hold_and_resume_begins_anew(stage: Stage) -> None:
     stage.start()
     for number in range(1, 5):
@@ -115,6 +116,7 @@ def test_the_budget_ends_in_a_hold_and_resume_begins_anew(stage: Stage) -> None:
     stage.serving()
 
 
+@pytest.mark.slow
 def test_an_operators_hold_outlives_the_supervisor(stage: Stage) -> None:
     stage.start()
     stage.serving()
@@ -131,6 +133,7 @@ def test_an_operators_hold_outlives_the_supervisor(stage: Stage) -> None:
     stage.serving()
 
 
+@pytest.mark.slow
 def test_killed_between_the_death_and_the_restart(stage: Stage) -> None:
     stage.write(CHAT, SETTINGS.replace('"50ms"', '"3s"'))
     stage.start()
@@ -159,6 +162,7 @@ def test_killed_after_the_restart_was_asked_for(stage: Stage) -> None:
     assert stage.starts() == 2
 
 
+@pytest.mark.slow
 def test_killed_while_the_net_restarted_the_engine(stage: Stage) -> None:
     stage.start()
     stage.serving()
@@ -173,7 +177,7 @@ def test_killed_while_the_net_restarted_the_engine(stage: Stage) -> None:
     assert stage.starts() == 1
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn"])
+@pytest.mark.parametrize("damage", ["missing", pytest.param("torn", marks=pytest.mark.slow)])
 def test_lost_files_lose_no_engine(stage: Stage, damage: str) -> None:
     stage.start()
     stage.serving()
@@ -233,6 +237,7 @@ def test_observe_touches_nothing(stage: Stage) -> None:
     assert not (stage.state / "supervisor/holds/chat").exists()
 
 
+@pytest.mark.slow
 def test_systemd_refuses_and_then_does_not(stage: Stage) -> None:
     stage.systemd.refuse("show", "Connection timed out")
     stage.start()
@@ -311,6 +316,7 @@ def test_as_root_it_needs_no_helper(stage: Stage) -> None:
     stage.serving()
 
 
+@pytest.mark.slow
 def test_a_recovery_of_an_earlier_run_touches_nothing_of_the_present_one(stage: Stage) -> None:
     stage.start()
     stage.serving()

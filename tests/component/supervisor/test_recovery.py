@@ -75,9 +75,9 @@ def test_an_operator_has_a_stopped_engine_restarted_with_its_stacks(ranks: LiveS
     ("moment", "answers"),
     [
         pytest.param("begun", True, marks=pytest.mark.slow),
-        ("recorded", True),
+        pytest.param("recorded", True, marks=pytest.mark.slow),
         pytest.param("aborted", False, marks=pytest.mark.slow),
-        pytest.param("killed", False, marks=pytest.mark.slow),
+        ("killed", False),
     ],
 )
 def test_a_supervisor_that_is_killed_in_a_recovery_goes_on_with_it(
@@ -219,8 +219,9 @@ def test_a_judged_hang_costs_a_death_and_its_cause_stands_everywhere(
     entries = [entry for entry in told if entry.get("LLM_ENGINE") == "chat"]
     story = [entry for entry in entries if entry.get("LLM_INCIDENT") == about.id]
     events = [entry["LLM_EVENT"] for entry in story if entry["SYSLOG_IDENTIFIER"] == "llm-supervisor"]
-    assert events[:2] == ["engine-ended", "engine-restarting"]
-    assert set(events) >= {"incident-kept", "engine-reclaimed", "engine-starting", "engine-serving"}
+    assert events[0] == "engine-ended"  # before anything follows from it; the bundle is written beside the loop
+    assert events.index("engine-restarting") < events.index("engine-starting") < events.index("engine-serving")
+    assert set(events) >= {"incident-kept", "engine-reclaimed"}
     assert len(events) <= 8  # once each, whatever the number of cycles
     assert all(entry["LLM_CAUSE"] == "hang-collective" for entry in story if entry["LLM_EVENT"] == "engine-ended")
     assert all(entry.get("LLM_EVENT") in EVENTS and entry.get("MESSAGE_ID") for entry in entries)
