@@ -159,9 +159,14 @@ def test_a_client_without_stream_gets_no_comment(chatty: Gateway) -> None:
     assert answer.status == 200 and answer.json["choices"]
 
 
-def test_after_a_comment_an_error_is_an_event(chatty: Gateway) -> None:
-    for script, code in (("first=30", "first_token_timeout"), ("head=0.6,status=400", "engine_error")):
-        answer = chatty.request("POST", CHAT, fault(script, stream=True))
+def test_after_a_comment_an_error_is_an_event(chatty: Gateway, engine: FakeEngine, start: Start) -> None:
+    unhurried = QUICK.replace('first_token = "1s"', 'first_token = "60s"') + 'keepalive = "200ms"\n'
+    patient = start(config(remote(engine.url), gateway=unhurried))
+    for gateway, script, code in (
+        (chatty, "first=30", "first_token_timeout"),
+        (patient, "head=0.6,status=400", "engine_error"),
+    ):
+        answer = gateway.request("POST", CHAT, fault(script, stream=True))
         assert answer.status == 200 and answer.comments >= 1
         assert error_of(answer.events[-1])["code"] == code and b"[DONE]" not in answer.body
     assert error_of(answer.events[-1])["message"] == "scripted status 400"
@@ -169,8 +174,6 @@ def test_after_a_comment_an_error_is_an_event(chatty: Gateway) -> None:
 
 def test_a_waiting_stream_gets_comments_and_then_its_answer_or_an_error(engine: FakeEngine, start: Start) -> None:
     from concurrent.futures import ThreadPoolExecutor
-
-    from tests.component.gateway.conftest import QUICK
 
     quick = QUICK.replace("max_in_flight = 64", "max_in_flight = 1").replace("500ms", "900ms")
     gateway = start(config(remote(engine.url), gateway=quick + 'keepalive = "100ms"\n'))

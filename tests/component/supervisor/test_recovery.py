@@ -77,7 +77,7 @@ def test_an_operator_has_a_stopped_engine_restarted_with_its_stacks(ranks: LiveS
         pytest.param("begun", True, marks=pytest.mark.slow),
         pytest.param("recorded", True, marks=pytest.mark.slow),
         pytest.param("aborted", False, marks=pytest.mark.slow),
-        ("killed", False),
+        pytest.param("killed", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_supervisor_that_is_killed_in_a_recovery_goes_on_with_it(

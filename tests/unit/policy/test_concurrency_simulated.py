@@ -112,7 +112,7 @@ def test_three_times_the_capacity(model: Model, capacity: float, limits: Sequenc
         pytest.param(PREFILL_SLOW, 13.6, speed(2), (48, 52), SEEDS, id="prefill-slow-speed-doubles", marks=SLOW),
         pytest.param(TINY, 1.5, speed(0.5), range(16, 24, 2), MANY, id="tiny-speed-halves"),
         pytest.param(LONG_PROMPTS, 10, speed(0.5), (144, 160, 176), SEEDS, id="long-prompts-speed-halves", marks=SLOW),
-        pytest.param(PREEMPTS, 4, cache(0.5), (20, 23, 26), SEEDS, id="preempts-cache-halves"),
+        pytest.param(PREEMPTS, 4, cache(0.5), (20, 23, 26), SEEDS, id="preempts-cache-halves", marks=SLOW),
     ],
 )
 def test_recovers_within_thirty_seconds_of_a_change(
