@@ -84,6 +84,25 @@ def test_an_edit_restarts_the_changed_engine_alone(two: Appliance) -> None:
     assert arguments[arguments.index("--max-num-seqs") + 1] == "7"
 
 
+def test_an_edit_that_an_engine_does_not_start_with_is_rolled_back(two: Appliance) -> None:
+    """The file stays, the last good configuration serves; the other engine notices nothing."""
+    two.wait_serving("default")
+    starts = _starts(two)
+    bad = CHANGED.replace("max_num_seqs = 7", "max_num_seqs = 7\nmax_model_len = 1000000", 1)
+    two.box.write(FILE, bad)
+    refused = two.cli("apply", check=False, timeout=APPLY)
+    assert refused.status == 1
+    assert "rolling back to the last good configuration" in refused.out
+    assert "max_model_len" in refused.out
+    two.wait_serving("default")
+    assert "Paris" in two.wait_answer(60, model="parrot")["text"]
+    assert two.engine("embed")["start"] == starts["embed"]
+    assert two.box.read(FILE) == bad
+    assert "was rolled back: default: config-error" in two.cli("check").out
+    two.box.write(FILE, CHANGED)
+    assert two.cli("apply", timeout=APPLY).status == 0
+
+
 def test_a_tool_must_be_called(two: Appliance) -> None:
     """The engine has the flags for it now; what the smallest model says to the tool is its own affair."""
     said = two.sdk_tour("tools", model="parrot")
