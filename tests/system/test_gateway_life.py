@@ -120,6 +120,13 @@ def wait_still(appliance: Appliance) -> None:
     wait_until(still, 30, "all counters at zero", pause=0.3)
 
 
+def ledger_lines(appliance: Appliance, tokens: int) -> int:
+    """How many lines of the usage ledger tell of so many tokens; the first may come a moment after its call ended."""
+    grep = f"grep -h '\"completion_tokens\":{tokens},' /var/log/llm-appliance/audit/usage-*.jsonl"
+    told = wait_until(lambda: appliance.box.sh(grep, check=False).out, 30, "a line in the usage ledger", pause=0.3)
+    return len(str(told).splitlines())
+
+
 def hand_over(appliance: Appliance) -> tuple[int, int]:
     """As the package's script does it: the pids before and after."""
     before = main_pid(appliance)
@@ -178,9 +185,8 @@ def test_an_upgrade_hands_over(busy: Appliance, newer_deb: Path, tmp_path: Path)
     assert box.read(CONFIG) == edited
     wait_until(lambda: members(busy) == [after], 90, "the old process has ended", pause=1)
     wait_still(busy)
+    assert ledger_lines(busy, 1500) == 1, "the stream's line, with every token, once"
     busy.cli("audit verify")
-    newest = busy.box.sh("grep -h '\"completion_tokens\":1500,' /var/log/llm-appliance/audit/usage-*.jsonl").out
-    assert len(newest.splitlines()) == 1, "the stream's line, with every token, once"
 
 
 def test_code_that_does_not_come_up_changes_nothing(busy: Appliance) -> None:
@@ -205,8 +211,7 @@ def test_a_new_process_that_is_killed_is_restarted_and_nothing_is_lost(busy: App
     wait_until(lambda: main_pid(busy) not in (0, before, after), 90, "systemd starts another", pause=0.3)
     wait_until(lambda: answers(busy, FAKE), 30, "it answers", pause=0.3)
     wait_still(busy)
-    lines = busy.box.sh("grep -h '\"completion_tokens\":300,' /var/log/llm-appliance/audit/usage-*.jsonl").out
-    assert len(lines.splitlines()) == 1
+    assert ledger_lines(busy, 300) == 1
     busy.cli("audit verify")
 
 
