@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 
+from appliance.wire.safetensors import LARGEST_HEADER, PREFIX
 from appliance.wire.vllmcauses import Cause
 
 
@@ -29,6 +31,8 @@ def fault_of(model: str, directory: str) -> Cause | None:
             if not os.access(path, os.R_OK):
                 return Cause("model-unreadable", f"the engine's user may not read {path}",
                              f"chmod -R a+rX {directory}", -1)  # fmt: skip
+            if name.endswith(".safetensors") and (broken := _broken(path)):
+                return Cause("model-unreadable", f"{path} {broken}", "fetch the file again", -1)
     if not os.access(directory, os.R_OK | os.X_OK):
         return Cause(
             "model-unreadable", f"the engine's user may not read {directory}", f"chmod -R a+rX {directory}", -1
@@ -37,6 +41,30 @@ def fault_of(model: str, directory: str) -> Cause | None:
         remedy = f"llm-appliance models pull {model}" if not model.startswith("/") else "put the model's files there"
         return Cause("model-not-found", f"{directory} is empty", remedy, -1)
     return None
+
+
+def _broken(path: str) -> str:
+    """What is certainly wrong with a file of weights; empty where nothing is. vLLM names neither file nor remedy.
+
+    A download that was cut off is shorter than its header says; a pointer of Git LFS has no header.
+    """
+    try:
+        size = os.stat(path).st_size
+        with open(path, "rb") as file:
+            prefix = file.read(PREFIX)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < PREFIX or length > LARGEST_HEADER or PREFIX + length > size:
+                return f"is no whole safetensors file: {size} bytes"
+            header = file.read(length)
+    except OSError as error:
+        return f"cannot be read: {(error.strerror or 'unknown error').lower()}"
+    try:
+        value = json.loads(header)
+        ends = [entry["data_offsets"][1] for name, entry in value.items() if name != "__metadata__"]
+        needed = PREFIX + length + max(ends, default=0)
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError):
+        return "has a header that cannot be read"
+    return f"was cut off: {size} bytes of {needed}" if size < needed else ""
 
 
 def _hidden(path: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,33 @@ def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     fault = fault_of(str(tmp_path), str(tmp_path))
     assert fault is not None
     assert fault.cause == "model-unreadable" and "model.safetensors" in fault.message
+
+
+def weights(header: bytes, data: int) -> bytes:
+    return len(header).to_bytes(8, "little") + header + bytes(data)
+
+
+HEADER = json.dumps({"__metadata__": {}, "a": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (weights(HEADER, 8), ""),
+        (weights(HEADER, 7), "was cut off"),
+        (weights(HEADER, 8)[:40], "is no whole safetensors file: 40 bytes"),
+        (b"", "is no whole safetensors file: 0 bytes"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "is no whole safetensors file"),
+        (weights(b"{" + HEADER, 8), "has a header that cannot be read"),
+        (weights(b'{"a": {"data_offsets": [0]}}', 8), "has a header that cannot be read"),
+        (weights(b"[]", 8), "has a header that cannot be read"),
+    ],
+)
+def test_weights_that_are_broken_are_named_before_vllm_meets_them(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    fault = fault_of(str(tmp_path), str(tmp_path))
+    if not words:
+        assert fault is None
+        return
+    assert fault is not None and fault.cause == "model-unreadable"
+    assert f"{tmp_path}/model.safetensors {words}" in fault.message
