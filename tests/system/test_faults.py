@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.machine import PARIS, Appliance
+from tests.support.machine import Appliance
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
@@ -117,17 +117,9 @@ FAULTS = (
           prepare=copied(f"truncate -s 1000 {COPY}/model.safetensors"), config=model_at(COPY)),
     Fault("a /dev/shm that is too small", applied, ("shm-full",), serves=False, stream=False,
           config='[[engine]]\nname = "default"\nshm_size = "64M"\n'),
-    Fault("a /dev/shm that is filled while it serves", lambda a: fill(a), ("shm-full", *DIED), stream=False),
     Fault("a start that stands still", lambda a: stand_still(a), ("hang-startup", "hang-init"), stream=False),
     Fault("SIGSTOP of EngineCore, limits as installed", signal_to("STOP", "EngineCore"), HANGS, settings=""),
 )  # fmt: skip
-
-
-def fill(appliance: Appliance) -> object:
-    """No page is left in the engine's own /dev/shm, and work for it comes."""
-    pid = appliance.engine()["pid"]
-    appliance.box.sh(f"nsenter -t {pid} -m -- dd if=/dev/zero of=/dev/shm/fill bs=1M", check=False, timeout=120)
-    return appliance.sdk("chat", PARIS)
 
 
 def stand_still(appliance: Appliance) -> object:
