@@ -56,7 +56,8 @@ class Record:
     `wanted` says why a run shall begin in place of the run `over` (empty: it never ran); it is fulfilled when another
     run is seen. So what was decided survives the supervisor, and is not done twice. `not_before` delays it. `hold` is
     a hold that was decided and is not on the disk yet, `drop` why a unit that the configuration left out is to stop.
-    `drained` is why an operator wants no new calls for it, through all its runs.
+    `drained` is why an operator wants no new calls for it, through all its runs. `past` is a run whose end is no news:
+    it was told before somebody had the record cleared.
     """
 
     deaths: tuple[Death, ...] = ()
@@ -66,6 +67,7 @@ class Record:
     hold: str = ""
     drop: str = ""
     drained: str = ""
+    past: str = ""
     cause: str = ""
     reason: str = ""
     ladder: Ladder = field(default_factory=Ladder)
@@ -77,7 +79,7 @@ class Record:
 
     def knows(self, run: str) -> bool:
         """Whether the end of a run was entered already, by either of its names."""
-        return any(run in (death.key, death.start) for death in self.deaths)
+        return any(run in (death.key, death.start) for death in self.deaths) or (run != "" and run == self.past)
 
 
 def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, now: float, jitter: float) -> Record:
@@ -153,10 +155,11 @@ def asked(record: Record, why: str, over: str) -> Record:
 def forgiven(record: Record, why: str, over: str) -> Record:
     """A resumed engine begins with a clean record; what is known of its start and of its GPUs is kept."""
     return Record(
-        wanted=why, over=over, ladder=record.ladder, gpu_steps=record.gpu_steps, drained=record.drained
+        wanted=why, over=over, ladder=record.ladder, gpu_steps=record.gpu_steps, drained=record.drained,
+        past=over if record.knows(over) else "",
     )  # fmt: skip
 
 
 def fulfilled(record: Record) -> Record:
     """The run that was wanted has begun."""
-    return replace(record, wanted="", over="", not_before=None)
+    return replace(record, wanted="", over="", past="", not_before=None)

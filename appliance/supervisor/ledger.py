@@ -57,8 +57,8 @@ def _record(entry: object) -> Record:
     if not isinstance(entry, dict):
         return Record()
     deaths, not_before = entry.get("deaths"), entry.get("not_before")
-    wanted, over, hold, drop, drained, cause, reason = (
-        str(entry.get(key) or "") for key in ("wanted", "over", "hold", "drop", "drained", "cause", "reason")
+    wanted, over, hold, drop, drained, past, cause, reason = (
+        str(entry.get(key) or "") for key in ("wanted", "over", "hold", "drop", "drained", "past", "cause", "reason")
     )
     return Record(
         deaths=tuple(death for death in map(_death, deaths if isinstance(deaths, list) else ()) if death is not None),
@@ -70,6 +70,7 @@ def _record(entry: object) -> Record:
         hold=hold,
         drop=drop,
         drained=drained,
+        past=past,
         cause=cause,
         reason=reason,
     )

@@ -174,3 +174,20 @@ def test_restarts_stay_within_the_budget_for_any_sequence_of_failures(
         restarts.append((now, found))
         assert sum(1 for at, _ in restarts if at > now - limits.window) <= limits.budget
         assert sum(1 for at, word in restarts if at > now - 3600.0 and word.startswith("hang-")) < HANGS
+
+
+def test_an_end_that_was_told_before_the_record_was_cleared_is_no_news() -> None:
+    """Resumed, or applied with another configuration: until the next run begins, the unit still shows the old end."""
+    ended = Seen(UnitState.FAILED, "r1", end=DIED, verdict=Verdict("config-error", "bad flag", "starting"))
+    record, cause = look(ended)
+    assert cause == "config-error"
+    cleared = forgiven(record, "resumed", "r1")
+    assert look(ended, cleared) == (cleared, "")
+    assert look(replace(ended, run="r2"), cleared)[1] == "config-error"
+    begun, _ = look(up("r2"), cleared)
+    assert (begun.past, begun.wanted, begun.deaths) == ("", "", ())
+
+
+def test_an_end_between_an_order_and_what_it_ordered_is_told() -> None:
+    ordered = forgiven(Record(), "its configuration changed", "r1")  # while r1 ran
+    assert look(Seen(UnitState.FAILED, "r1", end=DIED), ordered)[1] != ""
