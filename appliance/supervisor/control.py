@@ -27,13 +27,14 @@ from appliance import clock
 from appliance.config import source
 from appliance.errors import EXIT_FOUND, ApplianceError, ConfigInvalid, Failed, UsageError
 from appliance.host import peer, proc
-from appliance.host.journal import NOTICE, message_id
+from appliance.host.journal import NOTICE
 from appliance.policy import orders
 from appliance.policy.reconcile import RUNNING, Desired, Seen, UnitState, View
 from appliance.policy.restart import Record
 from appliance.units.render import STOP_MARGIN_S
 from appliance.wire.vllmargs import SHUTDOWN_S, shutdown_s
 
+from . import story
 from .daemon import Daemon
 from .observe import Observation, desired_of
 
@@ -308,14 +309,8 @@ class Control:
         }
 
     def _tell(self, event: str, text: str, instance: str | None = None) -> None:
-        self._daemon.journal.log(
-            NOTICE,
-            text,
-            MESSAGE_ID=message_id(event),
-            LLM_EVENT=event,
-            LLM_ENGINE=instance,
-            LLM_INCIDENT=self._daemon.recorder.open.get(instance) if instance else None,
-        )
+        incident = self._daemon.recorder.open.get(instance) if instance else None
+        story.line(self._daemon.journal, NOTICE, text, event=event, instance=instance, incident=incident)
 
 
 def _is_lost(view: View, record: Record, observation: Observation) -> bool:

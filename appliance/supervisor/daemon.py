@@ -205,14 +205,8 @@ class Daemon:
     def complain(self, subject: str, fault: str, event: str, priority: int, instance: str | None = None) -> None:
         """Tell a fault once until it changes or ends (an empty fault is its end)."""
         if fault and self._faults.get(subject) != fault:
-            self.journal.log(
-                priority,
-                fault,
-                MESSAGE_ID=message_id(event),
-                LLM_EVENT=event,
-                LLM_ENGINE=instance,
-                LLM_INCIDENT=self.recorder.open.get(instance) if instance else None,
-            )
+            incident = self.recorder.open.get(instance) if instance else None
+            story.line(self.journal, priority, fault, event=event, instance=instance, incident=incident)
         self._faults[subject] = fault
 
     def _follow(self) -> None:

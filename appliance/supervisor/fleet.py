@@ -11,10 +11,12 @@ from pathlib import Path
 
 from appliance import names
 from appliance.host import files
-from appliance.host.journal import ERR, INFO, NOTICE, WARNING, Journal, message_id
+from appliance.host.journal import ERR, INFO, NOTICE, WARNING, Journal
 from appliance.policy.causes import CAUSES
 from appliance.policy.reconcile import Action, Verb, View
 from appliance.quantity import format_duration
+
+from . import story
 
 REFRESH_S = 10.0  # an unchanged file is written again so often, so that `at` tells that the supervisor lives
 
@@ -130,15 +132,10 @@ class Fleet:
         told = view.state == "restarting" and view.not_before is not None  # the line of its death has the reason
         said = [part for part in ("" if told else view.reason, view.next) if part]
         text += f": {'; '.join(said)}" if said else ""
-        self._journal.log(
-            priority,
-            text,
-            MESSAGE_ID=message_id(event),
-            LLM_EVENT=event,
-            LLM_ENGINE=instance,
-            LLM_CAUSE=view.cause if view.cause in CAUSES else None,
-            LLM_INCIDENT=entry.incident,
-        )
+        cause = view.cause if view.cause in CAUSES else ""
+        story.line(
+            self._journal, priority, text, event=event, instance=instance, cause=cause, incident=entry.incident
+        )  # fmt: skip
         return _event(instance, view)
 
 

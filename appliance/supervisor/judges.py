@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from appliance import clock, names
 from appliance.config.model import Config, Supervisor
 from appliance.host import realwork
-from appliance.host.journal import NOTICE, WARNING, Journal, message_id
+from appliance.host.journal import NOTICE, WARNING, Journal
 from appliance.host.places import Places
 from appliance.policy.canary import Rest, is_due
 from appliance.policy.judge import Judge
@@ -24,6 +24,7 @@ from appliance.samples import Canary, Gpu, Ledger, Nvml, Setting
 from appliance.wire.findings import Reader
 from appliance.wire.timelinewrite import header, record_of
 
+from . import story
 from .learned import LearnedFile
 from .telemetry import Telemetry
 
@@ -227,10 +228,7 @@ class Judges:
             case.canary.cancel()
 
     def _line(self, priority: int, instance: str, event: str, text: str, cause: str) -> None:
-        self._journal.log(
-            priority, f"{instance}: {text}", MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance,
-            LLM_CAUSE=cause or None,
-        )  # fmt: skip
+        story.line(self._journal, priority, f"{instance}: {text}", event=event, instance=instance, cause=cause)
 
 
 def _count(value: object) -> int:

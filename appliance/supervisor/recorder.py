@@ -18,6 +18,7 @@ from appliance.quantity import format_size
 from appliance.wire.incident import AGAIN_KEPT, Incident, incident_id
 from appliance.wire.redact import Redactor, secrets_in
 
+from . import story
 from .incident import WRITE_S, Lost, bounded, collect
 from .sources import Subject
 
@@ -188,9 +189,8 @@ class Recorder:
             self._journal.log(WARNING, text, MESSAGE_ID=message_id("supervisor-fault"), LLM_EVENT="supervisor-fault")
 
     def _tell(self, priority: int, event: str, text: str, about: Incident) -> None:
-        self._journal.log(
-            priority, text, MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=about.engine,
-            LLM_CAUSE=about.cause or None, LLM_INCIDENT=about.id,
+        story.line(
+            self._journal, priority, text, event=event, instance=about.engine, cause=about.cause, incident=about.id
         )  # fmt: skip
 
 

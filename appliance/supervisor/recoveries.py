@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from appliance import clock, names
 from appliance.host import files
-from appliance.host.journal import ERR, NOTICE, message_id
+from appliance.host.journal import ERR, NOTICE
 from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE
 from appliance.policy.deaths import died
 from appliance.policy.failure import Failure
@@ -18,6 +18,7 @@ from appliance.policy.reclaim import Judged
 from appliance.policy.reconcile import RUNNING, Seen, View
 from appliance.policy.restart import Death, Record, asked
 
+from . import story
 from .recovery import Case, Recovery, path_of, read, write
 
 if TYPE_CHECKING:
@@ -152,13 +153,8 @@ class Recoveries:
         self._daemon.ordered()
 
     def _tell(self, instance: str, case: Case, priority: int, event: str, text: str) -> None:
-        self._daemon.journal.log(
-            priority,
-            f"{instance}: {text}",
-            MESSAGE_ID=message_id(case.cause or event),
-            LLM_EVENT=event,
-            LLM_ENGINE=instance,
-            LLM_CAUSE=case.cause or None,
-            LLM_INCIDENT=case.incident,
-        )
+        story.line(
+            self._daemon.journal, priority, f"{instance}: {text}", event=event, instance=instance, cause=case.cause,
+            incident=case.incident, entry=case.cause,
+        )  # fmt: skip
         self._daemon.publish({"event": "ended", "engine": instance, "cause": case.cause or "evidence", "message": text})

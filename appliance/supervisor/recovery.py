@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from appliance import clock, names
 from appliance.errors import ApplianceError
 from appliance.host import files, proc, systemd
-from appliance.host.journal import ERR, NOTICE, WARNING, message_id
+from appliance.host.journal import ERR, NOTICE, WARNING
 from appliance.policy import reclaim
 from appliance.policy.reclaim import Left, Look, Progress, Step
 from appliance.policy.reconcile import RUNNING, UnitState, View
@@ -28,7 +28,7 @@ from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Nvml
 from appliance.wire.incident import Incident
 
-from . import sources
+from . import sources, story
 from .act import Refusal
 from .observe import unit_state
 
@@ -194,15 +194,10 @@ class Recovery:
         write(self._path, case)
 
     def _tell(self, priority: int, event: str, text: str, cause: str = "") -> None:
-        self._daemon.journal.log(
-            priority,
-            f"{self._instance}: {text}",
-            MESSAGE_ID=message_id(cause or event),
-            LLM_EVENT=event,
-            LLM_ENGINE=self._instance,
-            LLM_CAUSE=cause or self.case.cause or None,
-            LLM_INCIDENT=self.case.incident,
-        )
+        story.line(
+            self._daemon.journal, priority, f"{self._instance}: {text}", event=event, instance=self._instance,
+            cause=cause or self.case.cause, incident=self.case.incident, entry=cause,
+        )  # fmt: skip
 
 
 def path_of(daemon: Daemon, instance: str) -> str:

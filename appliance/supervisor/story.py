@@ -1,4 +1,4 @@
-"""The journal's lines on deaths, and on what is changed about starts: each change once, with its reason."""
+"""The journal's lines on engines: their one form, and what is said of deaths and of what is changed about starts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,29 @@ from appliance.policy.ladder import Ladder
 from appliance.policy.restart import Record
 
 
+def line(
+    journal: Journal,
+    priority: int,
+    text: str,
+    *,
+    event: str,
+    instance: str | None,
+    cause: str = "",
+    incident: str | None = None,
+    entry: str = "",
+) -> None:
+    """One line with its fields; `entry` is the catalogue's, where it is not the event's own."""
+    journal.log(
+        priority,
+        text,
+        MESSAGE_ID=message_id(entry or event),
+        LLM_EVENT=event,
+        LLM_ENGINE=instance,
+        LLM_CAUSE=cause or None,
+        LLM_INCIDENT=incident,
+    )
+
+
 def tell_death(journal: Journal, instance: str, record: Record, incident: str | None) -> None:
     """Why an engine ended, and what an operator can do where that is not said elsewhere."""
     cause = CAUSES[record.cause]
@@ -15,15 +38,10 @@ def tell_death(journal: Journal, instance: str, record: Record, incident: str | 
     # The advice says what follows as a rule; where something else does, the reason or the hold's own line says it.
     advice = f". {cause.advice}" if restarts != bool(record.hold) else ""
     text = f"{instance}: {record.cause}: {record.reason.rstrip('.')}{advice}"
-    journal.log(
-        ERR,
-        text,
-        MESSAGE_ID=message_id(record.cause),
-        LLM_EVENT="engine-ended",
-        LLM_ENGINE=instance,
-        LLM_CAUSE=record.cause,
-        LLM_INCIDENT=incident,
-    )
+    line(
+        journal, ERR, text, event="engine-ended", instance=instance, cause=record.cause, incident=incident,
+        entry=record.cause,
+    )  # fmt: skip
 
 
 def tell_ladder(journal: Journal, instance: str, before: Ladder, after: Ladder) -> None:
@@ -35,5 +53,4 @@ def tell_ladder(journal: Journal, instance: str, before: Ladder, after: Ladder) 
         text = f"{instance}: its next start does without {after.dropped.told}, after long service without trouble"
     else:
         text = f"{instance}: its configuration changed, and what was changed about its starts is forgotten"
-    event = "engine-changed"
-    journal.log(NOTICE, text + left, MESSAGE_ID=message_id(event), LLM_EVENT=event, LLM_ENGINE=instance)
+    line(journal, NOTICE, text + left, event="engine-changed", instance=instance)
