@@ -117,7 +117,7 @@ class Daemon:
                     self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
                 await _first(self._pause_s, self.wake, stop)
                 self.wake.clear()
-        await self.judges.close()
+        self.judges.close()
         await self.recoveries.close()
         await self.recorder.close()
 
@@ -214,6 +214,7 @@ class Daemon:
         if not self.observation.fault:
             self.telemetry.follow({d.instance: self.observation.groups.get(d.instance, "") for d in self.desired})
         self._memory.see(self.telemetry.nvml, STABLE_S)
+        self.complain("learned", self.judges.fault, "supervisor-fault", WARNING)
         faults = {f"no evidence: {what}": fault for what, fault in self.telemetry.faults.items()}
         for subject in [*faults, *(known for known in self._faults if known.startswith("no evidence: "))]:
             fault = faults.get(subject, "")

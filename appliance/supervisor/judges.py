@@ -16,6 +16,7 @@ from appliance.host import realwork
 from appliance.host.journal import NOTICE, WARNING, Journal
 from appliance.host.places import Places
 from appliance.policy.canary import Rest, is_due
+from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE, Remedy
 from appliance.policy.judge import Judge
 from appliance.policy.judgement import Judgement
 from appliance.policy.reconcile import Seen, UnitState, View
@@ -57,6 +58,7 @@ class Judges:
         self._telemetry, self._places, self._journal = telemetry, places, journal
         self._cases: dict[str, _Case] = {}
         self._learned = LearnedFile(places.under_state(names.LEARNED))
+        self._addresses: dict[tuple[str, ...], tuple[str, ...]] = {}  # of GPUs, by the launcher's names for them
 
     # --- once a cycle -------------------------------------------------------------------------------------------------
 
@@ -70,12 +72,21 @@ class Judges:
             case = self._case(config, instance, seen.get(instance, Seen()))
             self._hear(instance, case)
             self._ask_for_life(instance, case, seen.get(instance, Seen()))
+        if self._learned.is_due:
+            for case in self._cases.values():
+                self._learned.keep(case.key, case.judge.learned())
+            self._learned.write()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """No more questions."""
         for instance in list(self._cases):
             self._drop(instance)
         self._learned.write()
+
+    @property
+    def fault(self) -> str:
+        """Why what was learned is not kept; empty while it is."""
+        return self._learned.fault
 
     # --- what is concluded --------------------------------------------------------------------------------------------
 
@@ -118,7 +129,8 @@ class Judges:
                 case.told = ("ok", "")
                 continue
             works = found.verdict in ("ok", "unknown")
-            noted = works and bool(found.evidence) and found.reason.startswith("the engine works on")
+            # A fault, a GPU's for instance, that leaves the engine working.
+            noted = works and found.cause != UNKNOWN_CAUSE and CAUSES[found.cause].remedy is not Remedy.NONE
             now = (found.verdict, found.cause) if not works or noted else ("ok", "")
             if now == case.told:
                 continue
@@ -162,10 +174,13 @@ class Judges:
 
     def _case(self, config: Config, instance: str, seen: Seen) -> _Case:
         """The case of an engine; another start, or other limits, may make it another one, which hears all anew."""
-        setting, limits = self._setting(config, instance, seen), config.supervisor
-        case = self._cases.get(instance)
+        case, limits = self._cases.get(instance), config.supervisor
+        told = seen.facts.place.known  # what nobody tells now is as it was
+        setting = case.setting if case is not None and not told else self._setting(config, instance, seen)
         if case is None or (case.setting, case.limits) != (setting, limits):
             canary = case.canary if case is not None else None
+            if case is not None:
+                self._learned.keep(case.key, case.judge.learned())
             engine = config.engine_of(instance)
             model = engine.served[0] if engine is not None and engine.served else ""
             key = f"{engine.model if engine is not None else ''} {setting.ranks} {','.join(setting.engine_gpu_pci)}"
@@ -185,12 +200,16 @@ class Judges:
 
     def _pci(self, given: tuple[str, ...]) -> tuple[str, ...]:
         """The addresses of GPUs that the launcher names by UUID, or by number in the order of their addresses."""
+        if given in self._addresses:  # a driver that does not answer later on changes nothing about them
+            return self._addresses[given]
         reading = self._telemetry.nvml
         cards: list[Gpu] = sorted(reading.gpus, key=lambda gpu: gpu.pci) if reading is not None else []
         numbered = {str(number): gpu.pci for number, gpu in enumerate(cards)}
         named = {gpu.uuid: gpu.pci for gpu in cards if gpu.uuid}
         found = [named.get(name) or numbered.get(name, "") for name in given]
-        return tuple(found) if all(found) else ()
+        if not found or not all(found):
+            return ()
+        return self._addresses.setdefault(given, tuple(found))
 
     def _hear(self, instance: str, case: _Case) -> None:
         came, case.place = self._telemetry.after(instance, case.place)
@@ -201,7 +220,6 @@ class Judges:
             for finding in case.reader.read(sample):
                 case.judge.feed(finding)
         case.judgement = case.judge.judged(clock.monotonic())
-        self._learned.keep(case.key, case.judge.learned())
 
     def _ask_for_life(self, instance: str, case: _Case, seen: Seen) -> None:
         canary = case.canary
@@ -224,6 +242,7 @@ class Judges:
 
     def _drop(self, instance: str) -> None:
         case = self._cases.pop(instance)
+        self._learned.keep(case.key, case.judge.learned())
         if case.canary is not None:
             case.canary.cancel()
 

@@ -38,21 +38,24 @@ class LearnedFile:
         except Wrong:
             return Learned()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the last write was long enough ago for another."""
+        return clock.monotonic() - self._written_at > PAUSE_S
+
     def keep(self, key: str, learned: Learned) -> None:
-        """Take over what an engine has shown; written now and then, and by `write`."""
+        """Take over what an engine has shown, for the next `write`."""
         value = as_config(Setting(learned=learned))["learned"]
         if not value or self._known.get(key) == value:
             return
         self._known.pop(key, None)
         self._known[key] = value
-        if clock.monotonic() - self._written_at > PAUSE_S:
-            self.write()
 
     def write(self) -> None:
         """Put it on disk when it changed."""
+        self._written_at = clock.monotonic()
         if self._known == self._written:
             return
-        self._written_at = clock.monotonic()
         try:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
             files.replace_json(self._path, {"engines": dict(list(self._known.items())[-KEPT:])}, mode=0o640)
