@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 
-from appliance.wire.safetensors import LARGEST_HEADER, PREFIX
+from appliance.wire.safetensors import PREFIX, file_size, header_length
 from appliance.wire.vllmcauses import Cause
 
 
@@ -51,18 +50,17 @@ def _broken(path: str) -> str:
     try:
         size = os.stat(path).st_size
         with open(path, "rb") as file:
-            prefix = file.read(PREFIX)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < PREFIX or length > LARGEST_HEADER or PREFIX + length > size:
-                return f"is no whole safetensors file: {size} bytes"
+            length = header_length(file.read(PREFIX))
             header = file.read(length)
     except OSError as error:
         return f"cannot be read: {(error.strerror or 'unknown error').lower()}"
+    except ValueError:
+        return f"is no whole safetensors file: {size} bytes"
+    if len(header) < length:
+        return f"is no whole safetensors file: {size} bytes"
     try:
-        value = json.loads(header)
-        ends = [entry["data_offsets"][1] for name, entry in value.items() if name != "__metadata__"]
-        needed = PREFIX + length + max(ends, default=0)
-    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError):
+        needed = file_size(header)
+    except ValueError:
         return "has a header that cannot be read"
     return f"was cut off: {size} bytes of {needed}" if size < needed else ""
 

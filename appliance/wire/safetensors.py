@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PREFIX = 8
 LARGEST_HEADER = 100_000_000  # the format's own limit
@@ -57,6 +58,16 @@ def tensors(header: bytes) -> tuple[Tensor, ...]:
     return tuple(_tensor(name, value) for name, value in table.items() if name != "__metadata__")
 
 
+def file_size(header: bytes) -> int:
+    """The bytes that a whole file with this header has. Raises ValueError when the header cannot be read."""
+    table = _object(header, LARGEST_HEADER, "header")
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
+        return PREFIX + len(header) + max(ends, default=0)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError("the header does not say where tensors end") from error
+
+
 def _tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, dict):
         raise ValueError(f"tensor {name[:80]!r} has no description")
@@ -91,7 +102,7 @@ def index(text: bytes) -> Index:
     return Index(tuple(sorted(files)), total if good else None)
 
 
-def _object(text: bytes, limit: int, what: str) -> Mapping[str, object]:
+def _object(text: bytes, limit: int, what: str) -> Mapping[str, Any]:
     if len(text) > limit:
         raise ValueError(f"the {what} is longer than {limit} bytes")
     try:
