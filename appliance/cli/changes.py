@@ -26,12 +26,16 @@ class Costs:
     runtime: bool  # version or device of the runtime changed
 
 
+def fleet_entries() -> Mapping[str, Mapping[str, object]]:
+    """What the supervisor last wrote of each engine instance; empty where nothing can be read."""
+    fleet = files.read_json(places.from_environment().under_run(names.FLEET_STATE)) or {}
+    told = fleet.get("engines")
+    return {name: entry for name, entry in told.items() if isinstance(entry, dict)} if isinstance(told, dict) else {}
+
+
 def costs(changes: Sequence[Change], old: Config | None, new: Config) -> Costs:
     """The costs; what runs is judged by what its launcher says it was started with, else by the old configuration."""
-    where = places.from_environment()
-    fleet = files.read_json(where.under_run(names.FLEET_STATE)) or {}
-    told = fleet.get("engines")
-    entries = told if isinstance(told, dict) else {}
+    where, entries = places.from_environment(), fleet_entries()
     engines, restarted = {}, []
     for instance in new.local_instances:
         state = files.read_json(names.engine_state(instance, where.run)) or {}
@@ -40,7 +44,7 @@ def costs(changes: Sequence[Change], old: Config | None, new: Config) -> Costs:
         if running is None and before is None:
             engines[instance] = "is started"
         elif (running or before) != engine_digest(new, instance):
-            engines[instance] = f"is restarted{_took(entries.get(instance))}"
+            engines[instance] = f"is restarted{_took(entries.get(instance, {}))}"
             restarted.append(instance)
     for instance in old.local_instances if old is not None else ():
         if instance not in new.local_instances:
@@ -99,8 +103,8 @@ def _digest(config: Config | None, instance: str) -> str | None:
     return engine_digest(config, instance)
 
 
-def _took(entry: object) -> str:
-    load_s = entry.get("load_s") if isinstance(entry, dict) else None
+def _took(entry: Mapping[str, object]) -> str:
+    load_s = entry.get("load_s")
     return f"; its last start took {format_duration(load_s)}" if isinstance(load_s, (int, float)) else ""
 
 

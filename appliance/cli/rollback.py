@@ -7,21 +7,20 @@ settings differ or are applied again.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from appliance import clock, names
 from appliance.config.model import Config
 from appliance.errors import Failed
-from appliance.host import files, places
+from appliance.host import files
+
+from .changes import fleet_entries
 
 
 def serving() -> frozenset[str]:
     """The engine instances that serve now, as far as the supervisor tells."""
-    fleet = files.read_json(places.from_environment().under_run(names.FLEET_STATE)) or {}
-    engines = fleet.get("engines")
-    entries = engines.items() if isinstance(engines, dict) else ()
-    return frozenset(name for name, entry in entries if isinstance(entry, Mapping) and entry.get("state") == "serving")
+    return frozenset(name for name, entry in fleet_entries().items() if entry.get("state") == "serving")
 
 
 def helps(lost: Collection[str], old: Config | None, served: Collection[str]) -> bool:
