@@ -85,7 +85,7 @@ def test_a_restart_with_evidence_tells_where_it_was_and_can_be_judged_again(appl
     assert "idle" in appliance.cli(f"replay {bundle}/timeline.jsonl").out
     told = appliance.cli(f"incidents {new['id']}").out
     assert "an operator had it restarted" in told and "stacks.txt" in told
-    assert "incident/stacks.txt" in appliance.cli(f"report {new['id']}").out
+    assert "incident/stacks.txt" in appliance.cli(f"report {new['id']} --output /tmp/report.tar.gz").out
     assert "Paris" in appliance.wait_answer(60)["text"]
 
 
