@@ -160,7 +160,7 @@ async def _a_driver_that_shows_up_is_met_at_once(directory: Path) -> None:
 
 
 async def _a_killed_process_is_replaced(directory: Path) -> None:
-    async with Watched(directory, replace(QUICK, patience=LIMIT)).running() as seen:
+    async with Watched(directory, replace(QUICK, patience=LIMIT, death=LIMIT)).running() as seen:
         await seen.until("a reading", whole)
         running = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
         (child,) = [process for process in running if "nvml-probe" in process.cmdline()]
