@@ -1,4 +1,4 @@
-"""`llm-appliance config show [--effective]`, `config explain KEY` and `config snapshot [--keep]`."""
+"""`llm-appliance config`: `show [--effective]`, `explain KEY`, `import FILE [--write]` and `snapshot [--keep]`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
 from appliance.host import files
 from appliance.wire.redact import HIDDEN, USERINFO, is_secret_name
 
-from . import output
+from . import configimport, output
 
 DEFAULT = "default"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`show [--effective]`, `explain [KEY]`, `snapshot [--keep]`."""
-    verbs = parser.add_subparsers(dest="what", metavar="show|explain|snapshot", required=True)
+    """`show [--effective]`, `explain [KEY]`, `import FILE [--write]`, `snapshot [--keep]`."""
+    verbs = parser.add_subparsers(dest="what", metavar="show|explain|import|snapshot", required=True)
     shown = verbs.add_parser("show", help="what the files set, and where", allow_abbrev=False)
     shown.add_argument("--effective", action="store_true", help="every setting in force, defaults too")
     explained = verbs.add_parser("explain", help="what a key means", allow_abbrev=False)
     explained.add_argument("key", nargs="?", metavar="KEY", help="a dotted key, like supervisor.hang.confirm")
+    configimport.add_arguments(
+        verbs.add_parser(
+            "import", help="settings for a vLLM started by a compose file, script or command", allow_abbrev=False
+        )
+    )
     snapshot = verbs.add_parser("snapshot", help="all files merged into one", allow_abbrev=False)
     snapshot.add_argument(
         "--keep", action="store_true", help="write it as the last good configuration, unless there is one already"
@@ -37,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the settings, one explanation, or the merged file."""
-    return {"show": _show, "explain": _explain, "snapshot": _snapshot}[args.what](args)
+    """Print the settings, one explanation, or the merged file; import foreign ones."""
+    return {"show": _show, "explain": _explain, "import": configimport.run, "snapshot": _snapshot}[args.what](args)
 
 
 def _snapshot(args: argparse.Namespace) -> int:

@@ -9,7 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCKS = sorted((ROOT / "packaging/locks").glob("control-*.txt"))
-MODULES = {"nvidia-ml-py": "pynvml.py", "typing-extensions": "typing_extensions.py", "attrs": "attrs/*"}
+MODULES = {
+    "pyyaml": "yaml/*",
+    "nvidia-ml-py": "pynvml.py",
+    "typing-extensions": "typing_extensions.py",
+    "attrs": "attrs/*",
+}
 
 
 def pinned(lock: Path) -> dict[str, str]:
