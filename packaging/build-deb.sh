@@ -82,6 +82,7 @@ mkdir -p "$tree/examples"
 cp etc/reference.toml "$tree/examples/config.toml"
 cp packaging/examples/* "$tree/examples/"
 echo 'examples/*' >"$tree/debian/llm-appliance.examples"
+mkdir "$tree/completion" && cp packaging/completion/* "$tree/completion/"
 ls packaging/man/*.[1-8] | sed 's,^packaging/man,man,' >"$tree/debian/llm-appliance.manpages"
 mkdir "$tree/man" && cp packaging/man/*.[1-8] "$tree/man/"
 

@@ -32,6 +32,7 @@ from appliance.errors import (
 )
 
 from . import output
+from .examples import EXAMPLES
 
 PROGRAM = "llm-appliance"
 EXIT_INTERRUPTED = 130
@@ -162,6 +163,8 @@ def _dispatch(words: Sequence[str]) -> int:
     if not rest:
         print(_help())
         return EXIT_USAGE
+    if rest[0] == "complete":  # for shells; its words are not ours
+        return int(import_module("appliance.cli.complete").run(rest[2:] if rest[1:2] == ["--"] else rest[1:]))
     if rest[0] == "help":
         return _dispatch([*rest[1:2], "--help"])
     return _run(rest[0], rest[1:], config, as_json)
@@ -176,14 +179,25 @@ def _run(word: str, rest: list[str], config: str, as_json: bool) -> int:
         )
     if as_json and not verb.json:
         raise UsageError(f"{word} prints no JSON", hint=f"{PROGRAM} {word} --help")
-    module = import_module(verb.module)
-    parser = Parser(prog=f"{PROGRAM} {word}", description=_sentence(verb.purpose), allow_abbrev=False)
-    module.add_arguments(parser)
-    _add_shared(parser, verb.json)
-    args = parser.parse_args(rest)
+    args = parser_of(word).parse_args(rest)
     args.config = getattr(args, "config", None) or config
     args.json = bool(getattr(args, "json", False)) or as_json
-    return int(module.run(args))
+    return int(import_module(verb.module).run(args))
+
+
+def parser_of(word: str) -> Parser:
+    """What reads the arguments of a verb; KeyError where there is none of that name."""
+    verb = VERBS[word]
+    parser = Parser(
+        prog=f"{PROGRAM} {word}",
+        description=_sentence(verb.purpose),
+        epilog="examples:\n" + "\n".join(f"  {PROGRAM} {example}" for example in EXAMPLES[word]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    import_module(verb.module).add_arguments(parser)
+    _add_shared(parser, verb.json)
+    return parser
 
 
 def _add_shared(parser: argparse.ArgumentParser, has_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Programs that some tests need beside `.venv`: nginx and Caddy, and an environment with client frameworks.
+"""Programs that some tests need beside `.venv`: nginx, Caddy and zsh, and an environment with client frameworks.
 
     PYTHONPATH=packaging python -m tests.support.provisions        make what is missing (tests/run does)
 
@@ -33,6 +33,11 @@ def nginx() -> Path:
 def caddy() -> Path:
     """The program."""
     return _installed("caddy") or _debian("caddy") / "usr/bin/caddy"
+
+
+def zsh() -> Path:
+    """The program."""
+    return _installed("zsh") or _debian("zsh") / "bin/zsh"
 
 
 def frameworks() -> Path:
@@ -92,6 +97,7 @@ def main() -> None:
     """Make all."""
     nginx()
     caddy()
+    zsh()
     if sys.version_info >= FRAMEWORKS_PYTHON:
         frameworks()
 
