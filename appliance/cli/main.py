@@ -191,7 +191,7 @@ def parser_of(word: str) -> Parser:
     parser = Parser(
         prog=f"{PROGRAM} {word}",
         description=_sentence(verb.purpose),
-        epilog="examples:\n" + "\n".join(f"  {PROGRAM} {example}" for example in EXAMPLES[word]),
+        epilog="\n  ".join(["examples:", *(f"{PROGRAM} {example}" for example in EXAMPLES.get(word, ()))]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
