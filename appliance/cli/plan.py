@@ -25,6 +25,7 @@ from appliance.policy.fitting import Plan
 from appliance.policy.sizing import Options
 from appliance.policy.weights import Weights
 from appliance.quantity import UNKNOWN
+from appliance.wire import vllmmodels
 
 from . import output, planpage
 
@@ -171,7 +172,7 @@ def _case(engine: Engine, config: Config, given: tuple[Card, ...] | None, args: 
     wanted = placement.gpus_of(engine, engine.instances[0])
     options = _asked(_configured(engine), args)
     if given is not None:
-        return Case(engine.name, engine.model, given, options)
+        return Case(engine.name, vllmmodels.own(engine), given, options)
     here = _here()
     if wanted == "auto":  # every GPU that no other engine names
         others = {gpu for other in config.engines if other is not engine and other.gpus != "auto" for gpu in other.gpus}
@@ -187,7 +188,7 @@ def _case(engine: Engine, config: Config, given: tuple[Card, ...] | None, args: 
     chosen = chosen[: max(len(chosen) // copies, 1)]  # each copy holds the whole model
     if options.tp is None:  # as the launcher does
         options = replace(options, tp=max(len(chosen) // options.pp, 1))
-    return Case(engine.name, engine.model, tuple(chosen), options)
+    return Case(engine.name, vllmmodels.own(engine), tuple(chosen), options)
 
 
 def _parallel(engine: Engine, flag: str) -> int:

@@ -117,7 +117,7 @@ def _model(engine: Engine, index: int, say: Say) -> None:
     elif model.startswith("/"):
         if ".." in model.split("/"):
             say(path, f'"{model}" goes through ..', "write the directory itself")
-    elif model.startswith((".", "~")) or model.count("/") > 1 or any(c in model for c in ' :\\"') or ".." in model:
+    elif model.startswith((".", "~")) or model.count("/") > 1 or any(c in model for c in ' :\\"~@') or ".." in model:
         say(path, f'"{model}" is neither a hub id nor an absolute directory',
             'like "Qwen/Qwen2.5-14B-Instruct-AWQ" or "/srv/models/mine"')  # fmt: skip
 

@@ -13,6 +13,7 @@ from appliance.host import notify, places
 from appliance.host.journal import ERR, NOTICE, WARNING
 from appliance.policy.ladder import Place
 from appliance.units.render import engine_digest
+from appliance.wire import vllmmodels
 from appliance.wire.vllmargs import launch_plan, shutdown_s
 
 from . import rung, weights
@@ -79,7 +80,7 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
     told = Start(place, device == "cuda", shown, changed.told)
     report = Report(Identity(given.name, start, engine.model, served, given.run), told)
     _change(report, changed, f"{given.cache}/{given.name}")
-    fault = weights.fault_of(engine.model, plan.argv[2])
+    fault = weights.fault_of(vllmmodels.own(engine), plan.argv[2])
     if fault is not None:
         verdict = verdict_of(Ending(None, False, False), (), fault)
         report.ended(verdict, None, requested=False, served=False)

@@ -34,7 +34,7 @@ FIRST_BYTES = 256 << 10  # most headers of a file are shorter; a longer one cost
 MOST_HEADER = 32 << 20  # of one file, from a hub
 MOST_FILES = 512
 PARALLEL = 8
-IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+IDENTIFIER = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._-]+))?")
 HUBS = {
     "huggingface": ("https://huggingface.co", "main"),
     "modelscope": ("https://modelscope.cn/models", "master"),
@@ -77,12 +77,16 @@ def from_directory(directory: str) -> Checkpoint:
 
 
 def from_hub(model: str, config: Config, deadline_s: float = DEADLINE_S) -> Checkpoint:
-    """Read a model's description from the configured hub. Raises Unreachable, Failed; blocks `deadline_s` at most."""
-    if not IDENTIFIER.fullmatch(model) or ".." in model:
+    """Read the description of ORG/NAME[@REVISION] from the configured hub. Raises Unreachable, Failed; blocks
+    `deadline_s` at most."""
+    named = IDENTIFIER.fullmatch(model)
+    if named is None or ".." in model:
         raise Unreachable(f"{model!r} is neither a hub's name (ORG/NAME) nor a directory", hint="check the spelling")
     base, revision = HUBS[config.models.source]
     base = (config.models.endpoint or base).rstrip("/")
-    hub = _Hub(f"{base}/{model}/resolve/{revision}", model, config, clock.monotonic() + deadline_s)
+    hub = _Hub(
+        f"{base}/{named[1]}/resolve/{quote(named[2] or revision)}", model, config, clock.monotonic() + deadline_s
+    )
     return _read(hub.read, model)
 
 

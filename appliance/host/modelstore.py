@@ -13,6 +13,7 @@ from pathlib import Path
 
 from appliance import names
 from appliance.config.model import Config
+from appliance.wire.vllmmodels import references
 
 from .access import ENTER, READ, Account, account, allowed
 
@@ -22,7 +23,7 @@ MISSING = "not fetched yet"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One configured model: its name in the file, where its files lie, and the engines that use it."""
+    """One model that engines need: its reference (`wire/vllmmodels`), where its files lie, and the engines."""
 
     model: str
     path: str
@@ -35,10 +36,14 @@ class Model:
 
 
 def configured(config: Config, root: str | None = None) -> tuple[Model, ...]:
-    """The models that engines of this machine need, each once, in start order; `root` replaces `[models] directory`."""
+    """The models that engines of this machine need (`vllmmodels.references`), each once, in start order.
+
+    `root` replaces `[models] directory`.
+    """
     users: dict[str, list[str]] = {}
     for engine in sorted((e for e in config.engines if not e.remote), key=lambda e: e.priority):
-        users.setdefault(engine.model, []).append(engine.name)
+        for reference in references(engine):
+            users.setdefault(reference, []).append(engine.name)
     directory = config.models.directory if root is None else root
     return tuple(
         Model(model, names.model_directory(model, directory, config.models.source), tuple(engines))

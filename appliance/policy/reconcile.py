@@ -95,7 +95,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Why engines cannot start yet; empty strings and missing models mean that they can."""
+    """Why engines cannot start yet: `models` by engine. An empty string and a missing engine mean that they can."""
 
     runtime: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Readiness:
 
     def wants(self, desired: Desired) -> str:
         """What an instance waits for."""
-        return self.runtime or self.models.get(desired.model, "")
+        return self.runtime or self.models.get(desired.engine, "")
 
 
 class Verb(enum.Enum):

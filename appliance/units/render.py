@@ -20,6 +20,7 @@ from appliance import names
 from appliance.config.model import Config, Engine, Gateway
 from appliance.config.placement import gpus_of
 from appliance.wire.vllmargs import SHUTDOWN_S, shutdown_s
+from appliance.wire.vllmmodels import references
 
 ENGINE_TEMPLATE = "/usr/lib/systemd/system/llm-engine@.service"
 # systemd's limits are the net behind the launcher's, so they are longer: an engine that the launcher gives up has its
@@ -95,11 +96,15 @@ def _engine(config: Config, instance: str, source: str) -> str:
         lines.append(f"MemoryMax={engine.memory_max}")
     if shutdown_s(engine) != SHUTDOWN_S:
         lines.append(f"TimeoutStopSec={shutdown_s(engine) + STOP_MARGIN_S:.0f}")
-    model = names.model_directory(engine.model, config.models.directory, config.models.source)
-    lines += [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in _hidden([model, *_paths(engine.vllm)])]
+    needed = references(engine)
+    models = [names.model_directory(one, config.models.directory, config.models.source) for one in needed]
+    lines += [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in _hidden([*models, *_paths(engine.vllm)])]
     # A model that is still to be fetched is no failure: the unit is skipped, and started when the model is there.
-    fetched = not engine.model.startswith("/")
-    unit = [f"ConditionPathExists={_plain(model)}/{names.RUNTIME_COMPLETE}"] if fetched else []
+    unit = [
+        f"ConditionPathExists={_plain(directory)}/{names.RUNTIME_COMPLETE}"
+        for one, directory in zip(needed, models, strict=True)
+        if not one.startswith("/")
+    ]
     return _text(source, "Service", lines, unit)
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from appliance import names
 from appliance.config.model import Config, Engine
-from appliance.wire import vllmflags
+from appliance.wire import vllmflags, vllmmodels
 
 SHUTDOWN_S = (
     30  # vLLM lets running requests finish for so long after SIGTERM, unless `shutdown_timeout` says more or less
@@ -94,11 +94,13 @@ def launch_plan(
         raise KeyError(instance)
     socket = names.engine_socket(instance, run)
     inner = _inner_sockets(instance, run)
-    flags = _flags(engine, device, gpus) | dict(change.flags)
+    flags = vllmmodels.placed(
+        _flags(engine, device, gpus) | dict(change.flags), lambda reference: _directory(config, reference)
+    )
     argv = (
         f"{runtime}/bin/vllm",
         "serve",
-        names.model_directory(engine.model, config.models.directory, config.models.source),
+        _directory(config, vllmmodels.own(engine)),
         *("--served-model-name", *engine.served),
         *("--uds", socket),
         *vllmflags.arguments(flags),
@@ -107,6 +109,10 @@ def launch_plan(
     env |= _cuda(gpus) if device == "cuda" else _cpu(config, instance, flags, tuple(cores) or tuple(range(cpus)))
     env |= {key: value for key, value in {**engine.env, **change.env}.items() if key not in KEPT}
     return LaunchPlan(argv, env, socket, (f"{cache}/{instance}", inner), flags)
+
+
+def _directory(config: Config, reference: str) -> str:
+    return names.model_directory(reference, config.models.directory, config.models.source)
 
 
 def shutdown_s(engine: Engine) -> float:

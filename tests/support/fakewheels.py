@@ -18,26 +18,64 @@ VLLM = {
     "vllm/entrypoints/cli/__init__.py": "",
     "vllm/entrypoints/cli/main.py": VERSION_MAIN,
 }
+STORE = """
+import hashlib, pathlib
+FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"w" * 9000}
+def described(model):
+    size = 1 << 60 if model.endswith("huge") else None
+    return [(n, size or len(b), hashlib.sha256(b).hexdigest() if len(b) > 9 else None) for n, b in FILES.items()]
+def write(model, directory, ignored):
+    cache = pathlib.Path(directory, ".cache")
+    cache.mkdir(exist_ok=True)
+    for name, body in FILES.items():
+        target = pathlib.Path(directory, name)
+        if target.exists() or any(target.match(pattern) for pattern in ignored or []):
+            continue
+        if name == "model.safetensors" and "damaged" in model:
+            if model.endswith("always") or not (cache / "tried").exists():
+                body = body[:-1] + b"x"
+            (cache / "tried").touch()
+        target.write_bytes(body)
+"""
 HUB = {  # the calls that the appliance makes, with an answer of its own
+    "huggingface_hub/store.py": STORE,
     "huggingface_hub/__init__.py": """
-import os, pathlib, types
+import os, types
+from . import store
 class RepositoryNotFoundError(Exception): ...
+class RevisionNotFoundError(Exception): ...
 class GatedRepoError(RepositoryNotFoundError): ...
 class ConnectError(Exception): ...
-FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"w" * 9000}
 class HfApi:
-    def model_info(self, model, files_metadata):
+    def model_info(self, model, revision, files_metadata):
         if model.endswith("missing"): raise RepositoryNotFoundError("404 Not Found")
+        if revision not in (None, "v1"): raise RevisionNotFoundError("404 Not Found")
         if model.endswith("gated"): raise GatedRepoError("403 Forbidden")
         if model.endswith("offline"): raise ConnectError("Name or service not known")
         assert os.environ.get("HF_TOKEN") == "t0ken", "no token"
-        made = [types.SimpleNamespace(rfilename=n, size=len(b)) for n, b in FILES.items()]
-        return types.SimpleNamespace(sha="abc", siblings=made)
+        made = [types.SimpleNamespace(rfilename=n, size=s, lfs=h and types.SimpleNamespace(sha256=h))
+                for n, s, h in store.described(model)]
+        return types.SimpleNamespace(sha=f"abc-{revision}", siblings=made)
 def snapshot_download(model, revision, local_dir, ignore_patterns):
-    (pathlib.Path(local_dir) / ".cache").mkdir(exist_ok=True)
-    for name, body in FILES.items():
-        if not any(pathlib.PurePath(name).match(p) for p in ignore_patterns or []):
-            (pathlib.Path(local_dir) / name).write_bytes(body)
+    assert revision.startswith("abc-")
+    store.write(model, local_dir, ignore_patterns)
+""",
+}
+MODELSCOPE = {
+    "modelscope_hub/store.py": STORE,
+    "modelscope_hub/__init__.py": """
+import os, types
+from . import store
+class NotExistError(Exception): ...
+class HubApi:
+    def list_repo_files(self, model, kind, revision, recursive):
+        assert os.environ.get("MODELSCOPE_API_TOKEN") == "t0ken", "no token"
+        if model.endswith("missing"): raise NotExistError("404")
+        made = [types.SimpleNamespace(path=n, size=s, sha256=h, type="blob") for n, s, h in store.described(model)]
+        return [*made, types.SimpleNamespace(path="inner", size=0, sha256=None, type="tree")]
+    def download_repo(self, model, kind, revision, local_dir, ignore_patterns):
+        assert (kind, revision) == ("model", "master")
+        store.write(model, local_dir, ignore_patterns)
 """,
 }
 
@@ -119,5 +157,7 @@ def write_locks(directory: Path, wheels: Mapping[str, Wheel], *, python: str, de
     pins = "".join(wheel.pin for wheel in wheels.values() if wheel.package != "uv")
     (directory / f"{device}.txt").write_text(head + pins)
     (directory / "models.txt").write_text(f"# python: {python}\n")
+    client = write_wheel(directory.parent / "house", "modelscope-hub", "0.5.1", MODELSCOPE)
+    (directory / "modelscope.txt").write_text(f"# python: {python}\n{client.pin}")
     bootstrap = wheels["uv"].pin if "uv" in wheels else "uv==0 --hash=sha256:" + "0" * 64 + "\n"
     (directory / "bootstrap.txt").write_text(f"# python: {python}\n{bootstrap}")

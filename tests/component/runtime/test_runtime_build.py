@@ -300,9 +300,63 @@ def test_models_of_a_hub(bench: Bench) -> None:
     assert told["models"] == {f"{bench.root}/model": "ready", "org/good": "ready"}
     place = bench.state / "models/huggingface/org/good"
     assert sorted(path.name for path in place.iterdir()) == [".complete", "config.json", "model.safetensors"]
-    assert json.loads((place / ".complete").read_text())["revision"] == "abc"
+    assert json.loads((place / ".complete").read_text())["revision"] == "abc-None"
     assert log.count("fetching org/good") == 1
     assert "t0ken" not in log
+
+
+def test_what_an_engine_needs_beside_its_model(bench: Bench) -> None:
+    """A revision, a tokenizer without the weights of its repository, and an adapter."""
+    (bench.root / "token").write_text("t0ken\n")
+    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
+    more = '[[engine]]\nname = "two"\nmodel = "org/good"\n[engine.vllm]\nrevision = "v1"\ntokenizer = "org/tokens"\n'
+    more += 'enable_lora = true\nlora_modules = ["sql=org/adapter"]\n'
+    bench.configure(local(bench, hub).replace("[[engine]]", '[[engine]]\nname = "one"', 1) + more)
+    told, _ = bench.build()
+    models = bench.state / "models/huggingface/org"
+    assert {name: state for name, state in told["models"].items() if not name.startswith("/")} == dict.fromkeys(
+        ("org/good@v1", "org/tokens~files", "org/adapter"), "ready"
+    )
+    assert json.loads((models / "good@v1/.complete").read_text())["revision"] == "abc-v1"
+    assert sorted(path.name for path in (models / "tokens~files").iterdir()) == [".complete", "config.json"]
+    assert (models / "adapter/model.safetensors").exists()
+
+
+def test_models_of_modelscope(bench: Bench) -> None:
+    """Its client is no part of the runtime: it comes for the time of the fetch, from the release's lock."""
+    (bench.root / "token").write_text("t0ken\n")
+    hub = f'[models]\nsource = "modelscope"\ntoken_file = "{bench.root}/token"\n'
+    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/good"))
+    told, _ = bench.build()
+    assert told["models"] == {"org/good": "ready"}
+    place = bench.state / "models/modelscope/org/good"
+    assert sorted(path.name for path in place.iterdir()) == [".complete", "config.json", "model.safetensors"]
+    assert json.loads((place / ".complete").read_text())["revision"] == "master"
+    assert not list(bench.runtimes.glob("*/lib/python*/site-packages/modelscope_hub"))
+    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/missing"))
+    assert "ModelScope has no model org/missing" in bench.build(status=78)[0]["message"]
+
+
+def test_a_file_that_came_damaged_is_fetched_once_more(bench: Bench) -> None:
+    (bench.root / "token").write_text("t0ken\n")
+    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
+    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/damaged-once"))
+    assert bench.build()[0]["models"] == {"org/damaged-once": "ready"}
+    weights = bench.state / "models/huggingface/org/damaged-once/model.safetensors"
+    assert weights.read_bytes() == b"w" * 5000
+    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/damaged-always"))
+    told, _ = bench.build(status=1)
+    assert "model.safetensors is not what the hub describes" in told["message"]
+    assert not (bench.state / "models/huggingface/org/damaged-always/.complete").exists()
+
+
+def test_a_model_that_the_disk_has_no_room_for_is_not_begun(bench: Bench) -> None:
+    (bench.root / "token").write_text("t0ken\n")
+    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
+    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/huge"))
+    told, _ = bench.build(status=1)
+    assert "not enough disk space for model org/huge: 2097152" in told["message"]
+    assert not (bench.state / "models/huggingface/org/huge/config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,26 @@ def test_each_model_once_in_start_order_and_none_for_remote_engines() -> None:
     assert modelstore.configured(other)[0].path == "/d/modelscope/org/x"
 
 
+def test_what_flags_name_beside_the_model_is_needed_too() -> None:
+    flags = {
+        "revision": "v1",
+        "tokenizer": "org/tokens",
+        "tokenizer_revision": "v2",
+        "hf_config_path": "/srv/config",
+        "speculative_config": {"method": "eagle", "model": "org/draft", "num_speculative_tokens": 3},
+        "lora_modules": ["sql=org/sql-adapter", "own=/srv/own", {"name": "x", "path": "org/x-adapter"}],
+    }
+    config = Config(engines=(Engine(name="a", model="org/x", vllm=flags), Engine(name="b", model="org/draft")))
+    found = modelstore.configured(config, "/m")
+    assert [(one.model, one.path, one.engines) for one in found] == [
+        ("org/x@v1", "/m/huggingface/org/x@v1", ("a",)),
+        ("org/tokens@v2~files", "/m/huggingface/org/tokens@v2~files", ("a",)),
+        ("org/draft", "/m/huggingface/org/draft", ("a", "b")),
+        ("org/sql-adapter", "/m/huggingface/org/sql-adapter", ("a",)),
+        ("org/x-adapter", "/m/huggingface/org/x-adapter", ("a",)),
+    ]
+
+
 def test_a_fetched_model_is_ready_with_its_mark(tmp_path: Path) -> None:
     model = Model("org/x", str(tmp_path), ("a",))
     assert modelstore.standing(model) == MISSING

@@ -252,8 +252,8 @@ def test_a_request_is_not_repeated_at_once() -> None:
     [
         (Readiness(runtime="the vLLM runtime: downloading (40 %)"), []),
         (Readiness(runtime="the vLLM runtime: not built yet", runtime_idle=True), [("runtime", "")]),
-        (Readiness(models={"model-chat": "model model-chat: not here yet"}, runtime_idle=True), [("runtime", "")]),
-        (Readiness(models={"model-other": "model model-other: not here yet"}, runtime_idle=True), [("start", "chat")]),
+        (Readiness(models={"chat": "model model-chat: not here yet"}, runtime_idle=True), [("runtime", "")]),
+        (Readiness(models={"other": "model model-other: not here yet"}, runtime_idle=True), [("start", "chat")]),
     ],
 )
 def test_engines_wait_for_runtime_and_model(readiness: Readiness, actions: list[tuple[str, str]]) -> None:
@@ -262,7 +262,7 @@ def test_engines_wait_for_runtime_and_model(readiness: Readiness, actions: list[
     assert steps(made) == actions
     if ("start", "chat") not in actions:
         assert made.views["chat"].state == "waiting"
-        assert made.views["chat"].reason in (readiness.runtime, readiness.models.get("model-chat"))
+        assert made.views["chat"].reason in (readiness.runtime, readiness.models.get("chat"))
 
 
 def test_the_runtime_is_asked_for_with_pauses_and_not_for_held_engines() -> None:

@@ -107,6 +107,11 @@ def test_the_same_weights_are_not_fetched_twice(files: list[str], fetched: list[
 
     skipped = fetch_hub.unwanted(files)
     assert [name for name in files if not any(fnmatch.fnmatch(name, p) for p in skipped)] == fetched
+    without = fetch_hub.unwanted(files, is_whole=False)
+    assert {name for name in files if not any(fnmatch.fnmatch(name, p) for p in without)} <= {
+        "config.json",
+        "params.json",
+    }
 
 
 class GatedRepoError(Exception): ...
@@ -116,6 +121,18 @@ class RepositoryNotFoundError(Exception): ...
 
 
 class ConnectError(Exception): ...
+
+
+class NotExistError(Exception):
+    """As ModelScope's client raises it: the status is the error's own."""
+
+    def __init__(self, status: int) -> None:
+        self.status_code = status
+
+
+class ServerError(Exception):
+    def __init__(self, status: int) -> None:
+        self.status_code = status
 
 
 def caused(outer: Exception, inner: Exception) -> Exception:
@@ -131,7 +148,11 @@ def caused(outer: Exception, inner: Exception) -> Exception:
         (caused(RuntimeError(), ConnectError()), "unreachable"),
         (caused(RuntimeError(), OSError(28, "No space left on device")), "full"),
         (TimeoutError(), "unreachable"),
-        (ModuleNotFoundError("modelscope"), "client"),
+        (ModuleNotFoundError("modelscope_hub"), "client"),
+        (fetch_hub.Room(2, 1), "room"),
+        (fetch_hub.Damaged("x is not what the hub describes"), "damaged"),
+        (NotExistError(404), "missing"),
+        (ServerError(503), "unreachable"),
         (ValueError("x"), "other"),
     ],
 )

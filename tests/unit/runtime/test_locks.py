@@ -12,7 +12,7 @@ NAMES = sorted(path.name for path in locks.LOCKS.iterdir())
 
 
 def test_the_locks_are_these() -> None:
-    assert NAMES == ["bootstrap.txt", "cpu-generic.txt", "cpu.txt", "cuda.txt", "models.txt"]
+    assert NAMES == ["bootstrap.txt", "cpu-generic.txt", "cpu.txt", "cuda.txt", "models.txt", "modelscope.txt"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -129,19 +129,18 @@ def test_a_hold_file_is_a_hold_whatever_it_holds(tmp_path: Path) -> None:
 def test_readiness(tmp_path: Path) -> None:
     places = Places(str(tmp_path / "run"), str(tmp_path))
     config = Config(engines=(Engine(name="a", model="builtin:x"), Engine(name="b", model="/models/mine")))
-    desired = desired_of(config)
-    empty = readiness_of(config, desired, places, None)
+    empty = readiness_of(config, places, None)
     assert empty.runtime == "the vLLM runtime: not built yet"
-    assert empty.models == {"builtin:x": "model builtin:x: not here yet"}
+    assert empty.models == {"a": "model builtin:x: not here yet"}
     (tmp_path / "run/runtime").mkdir(parents=True)
     state = {"phase": "downloading", "message": "torch", "percent": 41.7, "models": {"builtin:x": "no space"}}
     files.replace_json(tmp_path / "run/runtime/state.json", state)
-    told = readiness_of(config, desired, places, unit("activating", "start"))
+    told = readiness_of(config, places, unit("activating", "start"))
     assert told.runtime == "the vLLM runtime: torch (42 %)"
-    assert told.models["builtin:x"] == "model builtin:x: no space"
+    assert told.models["a"] == "model builtin:x: no space"
     assert not told.runtime_idle
     for directory in (tmp_path / "runtimes/current", tmp_path / "models/builtin/x"):
         directory.mkdir(parents=True)
         (directory / ".complete").write_text("")
-    there = readiness_of(config, desired, places, unit("inactive", "dead"))
+    there = readiness_of(config, places, unit("inactive", "dead"))
     assert (there.runtime, there.models, there.runtime_idle) == ("", {}, True)
