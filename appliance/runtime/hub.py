@@ -88,6 +88,7 @@ def modelscope_client(python: str, shop: Workshop, lock: Lock) -> str:
 def environment(config: Config) -> dict[str, str]:
     """The variables of the hubs' clients. Raises Impossible when the token cannot be read."""
     made = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "30"}
+    made["TQDM_DISABLE"] = "1"  # ModelScope's client would draw into the lines that it speaks
     if config.models.endpoint:
         made |= {"HF_ENDPOINT": config.models.endpoint, "MODELSCOPE_ENDPOINT": config.models.endpoint}
     if config.models.token_file:
