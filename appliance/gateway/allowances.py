@@ -69,17 +69,10 @@ class Allowances:
             return []
         account, now = self._account(principal), clock.monotonic()
         found: list[tuple[str, str]] = []
-        for word, limit, bucket in (
-            ("requests", limits.rpm, account.requests),
-            ("tokens", limits.tpm, account.tokens),
-        ):
-            if limit is not None:
-                debt = bucket.debt(limit, now)
-                found += [
-                    (f"X-RateLimit-Limit-{word.title()}", str(limit)),
-                    (f"X-RateLimit-Remaining-{word.title()}", str(max(int(limit - debt), 0))),
-                    (f"X-RateLimit-Reset-{word.title()}", f"{ceil(debt * 60_000 / limit) / 1000:g}s"),
-                ]
+        if limits.rpm is not None:
+            found += _standing(REQUESTS, limits.rpm, account.requests.debt(limits.rpm, now))
+        if limits.tpm is not None:
+            found += _standing(TOKENS, limits.tpm, account.tokens.debt(limits.tpm, now))
         return found
 
     def _account(self, principal: Principal) -> Account:
@@ -191,6 +184,18 @@ class Allowances:
                 pair = value.get(quota.period.value)
                 if isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, (int, float)) for part in pair):
                     quota.restore(float(pair[0]), int(pair[1]), epoch)
+
+
+REQUESTS, TOKENS = (
+    (f"X-RateLimit-Limit-{word}", f"X-RateLimit-Remaining-{word}", f"X-RateLimit-Reset-{word}")
+    for word in ("Requests", "Tokens")
+)
+
+
+def _standing(names: tuple[str, str, str], limit: int, debt: float) -> tuple[tuple[str, str], ...]:
+    """The limit, what is left of it, and when it is whole again."""
+    left, reset = max(int(limit - debt), 0), ceil(debt * 60_000 / limit) / 1000
+    return (names[0], str(limit)), (names[1], str(left)), (names[2], f"{reset:g}s")
 
 
 def prompt_tokens(call: Call, route: Route) -> int:

@@ -1,7 +1,6 @@
 """The client's side of one call: the response head, the bytes, and how an answer ends or breaks.
 
-Everything is written to the client's transport by us, heads too: aiohttp reads requests, it writes none of these
-responses. A comment or a byte of the answer commits the status; after that an error can only be an event.
+A comment or a byte of the answer commits the status; after that an error can only be an event.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
-from aiohttp import web
-
 from appliance import clock
 from appliance.errors import ApiError
 from appliance.policy.retry import hint
 from appliance.wire import apierror, headers, sse
 from appliance.wire.openai import Shape
 
+STREAM = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 REASONS = {int(status): status.phrase for status in HTTPStatus}
 
 
@@ -27,25 +25,6 @@ REASONS = {int(status): status.phrase for status in HTTPStatus}
 def date_of(epoch: int) -> str:
     """A Date field's value; the same for all answers of a second."""
     return formatdate(epoch, usegmt=True)
-
-
-class Sent(web.StreamResponse):
-    """Tells aiohttp that the response is on the wire already."""
-
-    def __init__(self, keep: bool) -> None:
-        super().__init__()
-        self._keep = keep
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing is left to prepare."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to write."""
-        self._eof_sent = True
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._keep
 
 
 class Answer:
@@ -89,35 +68,34 @@ class Answer:
         self.bodyless = False  # a HEAD request
         self.status = 0
 
-    def begin_stream(self, fields: Iterable[tuple[str, str]]) -> None:
-        """Write a stream's head; `fields` are the engine's and ours that go on."""
-        if self.committed:
-            return
-        fields = [(name, value) for name, value in fields if name != "content-type"]
-        fields.append(("Content-Type", "text/event-stream; charset=utf-8"))
-        fields += [("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no")]
-        self._head(200, fields, None)
+    def begin_stream(self, fields: str = "") -> None:
+        """Write a stream's head; `fields` are lines of the engine's and ours that go on."""
+        if not self.committed:
+            self._head(200, fields + STREAM, None)
 
-    def begin_body(self, status: int, fields: Iterable[tuple[str, str]], length: int | None) -> None:
+    def begin_body(self, status: int, fields: str, length: int | None) -> None:
         """Write the head of an answer that is no stream; without a length it is chunked."""
         self._head(status, fields, length)
         if length is not None:
             self.chunked = False
 
-    def _head(self, status: int, fields: Iterable[tuple[str, str]], length: int | None) -> None:
+    def _head(self, status: int, fields: str, length: int | None) -> None:
         self.committed, self.status = True, status
-        fields = list(fields)
+        framing = ""
         if length is not None:
             if status != 204:  # it has no body by definition, and must not say how long it is
-                fields.append(("Content-Length", str(length)))
+                framing = f"Content-Length: {length}\r\n"
         elif self.chunked:
-            fields.append(("Transfer-Encoding", "chunked"))
+            framing = "Transfer-Encoding: chunked\r\n"
         else:
             self.keep_alive = False
         if not self.keep_alive:
-            fields.append(("Connection", "close"))
-        fields += [("X-Request-Id", self.request_id), ("Date", date_of(int(clock.wall()))), *self.extra]
-        self.pending = headers.render_head(f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", fields)
+            framing += "Connection: close\r\n"
+        extra = headers.render_fields(self.extra) if self.extra else ""
+        self.pending = (
+            f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}\r\n{fields}{framing}X-Request-Id: {self.request_id}\r\n"
+            f"Date: {date_of(int(clock.wall()))}\r\n{extra}\r\n"
+        ).encode("latin-1", "replace")
 
     def frame(self, payload: bytes) -> bytes:
         """A piece of the body, framed as the head said."""
@@ -137,7 +115,7 @@ class Answer:
         if not self.transport.is_closing():
             self.transport.write(data)
 
-    def comment(self, fields: Iterable[tuple[str, str]], text: bytes = sse.COMMENT) -> None:
+    def comment(self, fields: str, text: bytes = sse.COMMENT) -> None:
         """Fill a silence; the first comment commits the stream."""
         if not self.committed:
             self.begin_stream(fields)
@@ -181,7 +159,7 @@ class Answer:
 
     def reply(self, status: int, body: bytes, fields: Iterable[tuple[str, str]]) -> None:
         """A whole answer at once."""
-        self.begin_body(status, fields, len(body))
+        self.begin_body(status, headers.render_fields(fields), len(body))
         self.end(b"" if self.bodyless else body)
 
     def cut(self) -> None:
@@ -190,6 +168,7 @@ class Answer:
         self.ended = True
         self.transport.abort()
 
-    def sent(self) -> Sent:
-        """What the request's handler returns."""
-        return Sent(self.keep_alive and self.ended)
+    @property
+    def keeps_connection(self) -> bool:
+        """Whether another request may follow on the connection."""
+        return self.keep_alive and self.ended

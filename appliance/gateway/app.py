@@ -9,7 +9,6 @@ import asyncio
 import math
 import os
 import ssl
-from collections.abc import Callable
 
 from appliance import clock, names
 from appliance.config import source
@@ -17,13 +16,12 @@ from appliance.config.model import Config, Gateway
 from appliance.errors import ApiError, Failed
 from appliance.host import journal, notify
 from appliance.host.places import Places
+from appliance.policy.allowance import Hold
 from appliance.wire.openai import Call, Route
 
 from .admin import Admin
 from .allowances import Allowances, demand
 from .auth import Gatekeeper, Principal
-from .claim import Claim
-from .connection import ClientServer
 from .engines import Engines
 from .exchange import Exchange
 from .faults import loop_handler, place
@@ -35,10 +33,11 @@ from .ledger import Ledger, Record
 from .metrics import Metrics
 from .predecessors import Predecessors
 from .selfprobe import SelfProbe
+from .server import ClientServer
 from .sockets import PUBLIC, Servers, Sockets
 from .status import line, silences
 from .successor import Successor, left_behind
-from .tasks import Tasks
+from .tasks import Tasks, until
 
 POLL = 0.5  # seconds between two looks at keys, state files and waiting calls
 PROBE = 2.0  # seconds between two looks at a remote engine
@@ -82,11 +81,10 @@ class App:
         self._reported_at = clock.monotonic()
         self._tls: ssl.SSLContext | None = None
         handler = Handler(self)
-        self.server = ClientServer(
-            handler.serve, self.warn, handler_cancellation=True, most=lambda: self.settings.max_connections
-        )
-        self._admin = ClientServer(Admin(self, handler, control=False).serve, self.warn)
-        self._control = ClientServer(Admin(self, handler, control=True).serve, self.warn)
+        self.server = ClientServer(handler.serve, most=lambda: self.settings.max_connections)
+        self._admin = ClientServer(Admin(self, handler, control=False).serve)
+        self._control = ClientServer(Admin(self, handler, control=True).serve)
+        self._servers = (self.server, self._admin, self._control)
         self.sockets = Sockets(places.run, self.tasks, self.warn)
         self._writes = False  # the usage ledger and what keys have used have one writer: the process that accepts
         self._hurried = False
@@ -155,8 +153,9 @@ class App:
             estate = await heir.inherit()
             passed, expected, self.sockets.kept = heir.sockets, estate["expected"], estate["kept"]
             self.allowances.restore(estate["accounts"])
-        servers = Servers(self.server, self._admin, self._control)
-        self.sockets.open(self.settings, passed, servers, self._tls, lambda: self.settings.timeouts.head)
+        self.sockets.open(
+            self.settings, passed, Servers(*self._servers), self._tls, lambda: self.settings.timeouts.head
+        )
         await self._begin(expected)
         self._core.start(self._tick(), "tick")
         self._core.start(self._poll(), "poll")
@@ -176,7 +175,7 @@ class App:
         listener = self.sockets.handover()
         if listener is not None:
             await self.predecessors.open(listener)
-        await _until(lambda: set(expected) <= set(self.predecessors.pids), TAKE_ON)
+        await until(lambda: set(expected) <= set(self.predecessors.pids), TAKE_ON)
         loop = asyncio.get_running_loop()
         for fact in await loop.run_in_executor(None, left_behind, self._state):
             self.predecessors.late(fact)
@@ -191,12 +190,15 @@ class App:
         """Where the admin listener is."""
         return self.sockets.admin[0].address
 
-    async def claim(self, principal: Principal, call: Call, route: Route) -> Claim:
-        """Take what the call may use of its key's allowance. Raises ApiError."""
-        hold = None
-        if self.successor is not None:
-            hold = await self.successor.take(principal.key_id, demand(call, route, principal.limits))
-        return Claim(self.allowances, principal, call, route, hold)
+    @property
+    def is_followed(self) -> bool:
+        """Whether another process decides what keys may use."""
+        return self.successor is not None
+
+    async def hold_elsewhere(self, principal: Principal, call: Call, route: Route) -> Hold | None:
+        """What that process lets a call use; None where this one decides again. Raises ApiError."""
+        wanted = demand(call, route, principal.limits)
+        return await self.successor.take(principal.key_id, wanted) if self.successor is not None else None
 
     def finished(self, record: Record) -> None:
         """A call ended."""
@@ -238,8 +240,8 @@ class App:
         self.closing = True
         for exchange in list(self.exchanges):
             exchange.stop(ApiError("gateway_draining", "the gateway is being stopped", retry_after=2))
-        await _until(lambda: not self.exchanges, 2.0)
-        await _until(lambda: not self.predecessors.connected, TELL)  # their last words are written here
+        await until(lambda: not self.exchanges, 2.0)
+        await until(lambda: not self.predecessors.connected, TELL)  # their last words are written here
 
     def hurry(self) -> None:
         """End the drain now. A retired process does not: systemd's second SIGTERM reaches it when the main one ends."""
@@ -248,9 +250,12 @@ class App:
     async def close(self) -> None:
         """Take everything down; bounded."""
         self.sockets.close()
-        await _until(lambda: not self.server.close_idle(), 1.0)
-        for server in (self.server, self._admin, self._control):
-            await server.shutdown(1.0)
+        await until(lambda: not self.server.close_idle(), 1.0)
+        for server in self._servers:
+            server.close()
+        await until(lambda: not any(server.connections for server in self._servers), 1.0)
+        for server in self._servers:
+            server.abort()
         self.predecessors.close()
         if self.successor is not None:
             await self._leave(self.successor)
@@ -264,7 +269,7 @@ class App:
 
     async def _leave(self, successor: Successor) -> None:
         """What nobody has heard of goes into a file for the next process."""
-        await _until(successor.all_told, TELL)
+        await until(successor.all_told, TELL)
         try:
             left = successor.leave_behind(self._state)
             if left:
@@ -327,7 +332,7 @@ class App:
         return {"replicas": silences(self), "events": self._running_events()}
 
     async def _finish(self) -> None:
-        await _until(lambda: not self.exchanges and not self.server.connections, math.inf)
+        await until(lambda: not self.exchanges and not self.server.connections, math.inf)
         self.stop.set()
 
     # --- time -------------------------------------------------------------------------------------------------------
@@ -352,8 +357,8 @@ class App:
         while True:
             await asyncio.sleep(POLL)
             now = clock.monotonic()
-            for server in (self.server, self._admin, self._control):
-                server.end_late_heads(now, self.settings.timeouts.head)
+            for server in self._servers:
+                server.end_late(now, self.settings.timeouts.head, self.settings.timeouts.body)
             self.gatekeeper.refresh()
             self.engines.refresh(now, clock.wall())
             self.predecessors.tick(now)
@@ -386,12 +391,3 @@ class App:
             if not self.retired and await looks.serves(interval):
                 notify.watchdog()
             await asyncio.sleep(interval)
-
-
-async def _until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for a condition, at most so long."""
-    end = clock.monotonic() + seconds
-    while True:
-        if condition() or clock.monotonic() >= end:
-            return
-        await asyncio.sleep(0.02)

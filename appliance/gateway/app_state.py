@@ -9,12 +9,13 @@ from appliance.config.source import Effective
 
 from .allowances import Allowances
 from .auth import Gatekeeper
-from .connection import ClientServer
 from .engines import Engines
 from .exchange import Exchange
 from .ledger import Ledger
 from .metrics import Metrics
 from .predecessors import Predecessors
+from .server import ClientServer
+from .tasks import Tasks
 
 
 class State(Protocol):
@@ -31,6 +32,7 @@ class State(Protocol):
     ledger: Ledger
     server: ClientServer
     predecessors: Predecessors
+    tasks: Tasks
     draining: bool
     started: float
     pid: int
@@ -41,6 +43,9 @@ class State(Protocol):
     @property
     def addresses(self) -> list[str]:
         """Where clients connect."""
+
+    def warn(self, text: str) -> None:
+        """One line for the operator."""
 
     def engines_in_flight(self) -> int:
         """Calls admitted and not released."""

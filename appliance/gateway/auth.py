@@ -37,6 +37,7 @@ class Gatekeeper:
         self._settings = Auth()
         self._stamp: tuple[int, int, int] | None = (-1, -1, -1)
         self.keys = keystore.Keys()
+        self._principals: dict[str, Principal] = {}  # by the key's id
         self.problem = ""
 
     def configure(self, settings: Auth) -> None:
@@ -58,6 +59,7 @@ class Gatekeeper:
         self._stamp = stamp
         try:
             self.keys = keystore.read(path)
+            self._principals = {key.id: Principal(key.id, key.name, key.models, key.limits) for key in self.keys.keys}
             self.problem = ""
         except keystore.KeysInvalid as error:
             self.problem = error.message + (f" ({error.hint})" if error.hint else "")
@@ -74,7 +76,7 @@ class Gatekeeper:
         return next((key.limits for key in self.keys.keys if key.id == key_id), UNLIMITED)
 
     def principal(self, fields: Mapping[str, str]) -> Principal:
-        """The caller. Raises ApiError invalid_api_key."""
+        """The caller; names of fields are in lower case. Raises ApiError invalid_api_key."""
         if not self._settings.required:
             return ANONYMOUS
         secret = _secret(fields)
@@ -92,7 +94,7 @@ class Gatekeeper:
         state = key.state(now)
         if state != "good":
             raise ApiError("invalid_api_key", f"this API key is {state}")
-        return Principal(key.id, key.name, key.models, key.limits)
+        return self._principals[key.id]
 
     def _hint(self, text: str) -> str:
         if self.has_keys:
@@ -101,7 +103,7 @@ class Gatekeeper:
 
 
 def _secret(fields: Mapping[str, str]) -> str:
-    scheme, _, rest = fields.get("Authorization", "").partition(" ")
+    scheme, _, rest = fields.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and rest:
         return rest.strip()
     return fields.get("x-api-key", "").strip()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 
-from aiohttp import web
-
 from appliance.config.model import Config
+from appliance.wire.requesthead import RequestHead
 
 # What a page may read of an answer besides its body: the SDKs obey the last three there as well.
 EXPOSED = "x-request-id, x-engine, x-queue-time-ms, x-queue-position, retry-after, retry-after-ms, x-should-retry"
 
 
-def forwarded_address(config: Config | None, request: web.BaseRequest) -> str:
-    """The client's address: X-Forwarded-For is believed only as far as trusted proxies wrote it."""
-    address = request.remote or "unix"
+def forwarded_address(config: Config | None, head: RequestHead, address: str) -> str:
+    """The client's address: X-Forwarded-For is believed only as far as trusted proxies wrote it. `address` is who
+    connected."""
     trusted = config.gateway.trusted_proxies if config else ()
     if not trusted or not is_trusted(address, trusted):
         return address
-    hops = [hop.strip() for value in request.headers.getall("X-Forwarded-For", []) for hop in value.split(",")]
+    hops = [hop.strip() for name, value in head.fields if name == "x-forwarded-for" for hop in value.split(",")]
     for hop in reversed(hops):
         if not _is_address(hop):
             break
@@ -28,12 +27,12 @@ def forwarded_address(config: Config | None, request: web.BaseRequest) -> str:
     return address
 
 
-def forwarding(config: Config | None, request: web.BaseRequest) -> str:
+def forwarding(config: Config | None, head: RequestHead, address: str) -> str:
     """Whether somebody says for whom a request is passed on, and is believed: absent, ignored or believed."""
-    if "X-Forwarded-For" not in request.headers:
+    if "x-forwarded-for" not in head.values:
         return "absent"
     trusted = config.gateway.trusted_proxies if config else ()
-    return "believed" if is_trusted(request.remote or "", trusted) else "ignored"
+    return "believed" if is_trusted(address, trusted) else "ignored"
 
 
 def is_trusted(address: str, trusted: tuple[str, ...]) -> bool:
@@ -59,14 +58,14 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def cors_fields(config: Config | None, request: web.BaseRequest) -> list[tuple[str, str]]:
+def cors_fields(config: Config | None, head: RequestHead) -> list[tuple[str, str]]:
     """Response fields for a browser of a configured origin; none for everybody else."""
     origins = config.gateway.cors_origins if config else ()
-    origin = request.headers.get("Origin", "") if origins else ""
+    origin = head.get("origin") if origins else ""
     if not origin or (origin not in origins and "*" not in origins):
         return []
     fields = [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
-    if request.method == "OPTIONS":
+    if head.method == "OPTIONS":
         fields += [
             ("Access-Control-Allow-Methods", "GET, POST"),
             ("Access-Control-Allow-Headers", "authorization, content-type, x-api-key, x-request-id, anthropic-version"),

@@ -1,40 +1,41 @@
-"""A client's connection: aiohttp's request parser with three ears of our own.
+"""A client's connection: requests one after the other, each with its body, and what their handlers must know of it.
 
-It tells the pump of the running call when the client reads too slowly, when it catches up, and when it is gone, without
-waiting for the handler's task to be cancelled.
+Everything happens inside the call that brought the bytes: a request that is whole is handled before the loop turns,
+without a task. What comes behind a running request waits; where that is too much, nothing more is read.
+
+`serve` is called with each head. It answers, or first asks for the body with `collect`; in the end it calls `answered`,
+once. A body that nobody asked for is read and thrown away.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import sys
-from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
-
-from aiohttp import StreamReader, web
-from aiohttp.web_protocol import RequestHandler
 
 from appliance import clock
 from appliance.errors import ApiError
-from appliance.wire import headers
+from appliance.wire.chunked import ChunkDecoder, FramingError
 from appliance.wire.openai import Shape
+from appliance.wire.requesthead import BadRequest, RequestHead, may_begin, parse_request_head, skip_empty_lines
 
-from .answer import Answer, Sent
-from .faults import ServerLog
+from .answer import Answer
+from .requestid import new_request_id
 
-SERVER = "llm-appliance"  # instead of aiohttp's name and version
-MAX_HEADERS = 128
-MAX_LINE = 16384
-KEEPALIVE = 75.0  # seconds that a connection may be idle, before its first request too
-LINGER = 2.0  # seconds in which a client that still sends may take notice of its refusal
-YOUNG = 1.0  # seconds for which an idle connection is not closed for another: it may have a request on its way
-SPARE = 64  # connections beyond the limit that are still answered; more are cut off
-CROWDED_WAIT = 2.0  # seconds that a client is asked to wait when there are too many
+LINGER = 2.0  # seconds in which a client that still sends may take notice of its answer
+HELD = 65536  # bytes behind a running request that are kept; with more, nothing is read until it is answered
 
 
-class Pump(Protocol):
-    """What wants to know of the client."""
+class Job(Protocol):
+    """A request that is being handled."""
+
+    def received(self, size: int) -> None:
+        """So many bytes of its body came. Raises ApiError where they are too many."""
+
+    def body(self, data: bytes) -> None:
+        """Its body is whole."""
+
+    def body_failed(self, error: ApiError) -> None:
+        """Its body is late, too large or broken; no more of it comes."""
 
     def client_left(self) -> None:
         """The connection ended."""
@@ -46,192 +47,308 @@ class Pump(Protocol):
         """It has room again."""
 
 
-class ClientConnection(RequestHandler):
-    """One connection; at most one call runs on it at a time."""
+class Crowd(Protocol):
+    """All connections of a listener, as one of them needs it. The dictionaries say since when a connection is there."""
 
-    __slots__ = ("body", "heads", "idle", "is_surplus", "pump")
+    idle: dict[ClientConnection, float]  # without a request
+    heads: dict[ClientConnection, float]  # while it sends a request's head
+    bodies: dict[ClientConnection, float]  # while it sends a body that is waited for: when the last bytes came
 
-    body: StreamReader | None  # of the newest request
-    pump: Pump | None
-    heads: dict[ClientConnection, float]  # the server's: where a connection stands while it sends a request's head
-    idle: dict[ClientConnection, float]  # the server's: since when it has had no request
-    is_surplus: bool  # one more than there may be, when it came
+    def serve(self, connection: ClientConnection, head: RequestHead) -> None:
+        """A request's head came."""
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self.pump is not None:
-            self.pump.pause()
+    def made(self, connection: ClientConnection) -> None:
+        """A connection came."""
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.pump is not None:
-            self.pump.resume()
+    def lost(self, connection: ClientConnection) -> None:
+        """It ended."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection; at most one request is handled at a time."""
+
+    __slots__ = (
+        "_advancing", "_answering", "_begun_at", "_crowd", "_decoder", "_ending", "_held", "_left", "_pieces",
+        "_reading", "_stopped", "_timer", "_wanted", "is_surplus", "job", "remote", "transport", "writing_paused",
+    )  # fmt: skip
+
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
+        self.transport: asyncio.Transport | None = None
+        self.remote = "unix"  # the client's address
+        self.job: Job | None = None
+        self.is_surplus = False  # one more than there may be, when it came
+        self.writing_paused = False
+        self._held = b""  # bytes that were not looked at
+        self._answering = False  # a request is handled
+        self._reading = False  # its body is not whole
+        self._wanted = False  # and somebody waits for it
+        self._ending = False  # nothing more is taken
+        self._advancing = False
+        self._stopped = False  # nothing is read
+        self._decoder: ChunkDecoder | None = None
+        self._left = 0  # bytes of a body with a length still to come
+        self._pieces = bytearray()
+        self._begun_at = 0.0  # when the body began
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- the transport's calls ------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.remote = str(peer[0])
+        self._crowd.idle[self] = clock.monotonic()
+        self._crowd.made(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.transport = None
+        self._ending = True
+        self._held, self._pieces = b"", bytearray()
+        for places in (self._crowd.idle, self._crowd.heads, self._crowd.bodies):
+            places.pop(self, None)
+        self._crowd.lost(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tell_left()
 
     def eof_received(self) -> None:
         """A client that sends no more is gone: the transport closes behind this call."""
-        self._left()
+        self._tell_left()
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.heads.pop(self, None)
-        self.idle.pop(self, None)
-        self._left()
-        super().connection_lost(exc)
+    def _tell_left(self) -> None:
+        job, self.job = self.job, None
+        if job is not None:
+            job.client_left()
 
-    def _left(self) -> None:
-        pump, self.pump = self.pump, None
-        if pump is not None:
-            pump.client_left()
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+        if self.job is not None:
+            self.job.pause()
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self.job is not None:
+            self.job.resume()
 
     def data_received(self, data: bytes) -> None:
-        self.idle.pop(self, None)
-        super().data_received(data)
-        if self._messages:
-            self.body = self._messages[-1][1]
-            self.heads.pop(self, None)
-        elif not self._request_in_progress and (self.body is None or self.body.is_eof()):
-            self.heads.setdefault(self, clock.monotonic())  # no message came of these bytes: a head has begun
+        self._crowd.idle.pop(self, None)
+        if self._reading:
+            self._read_body(data)
+        elif not self._ending:
+            self._held = self._held + data if self._held else data
+        self._advance()
 
-    def head_is_late(self) -> None:
-        """The request's head took too long: say so, and end."""
-        transport = self.transport
-        if transport is not None and not self._request_in_progress and not self._messages:
-            answer = _answer(transport)
-            answer.refuse(ApiError("invalid_request", "the head of the request did not arrive in time"))
-            self.force_close()
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """A request that is no HTTP, or a fault of ours: one JSON body, and no page and no traceback to the client."""
-        if status == 500:
-            self.logger.error("a request failed", exc_info=exc)
-            error = ApiError("engine_error", "the gateway failed on this request")
-        else:
-            error = ApiError("invalid_request", "this is not a well-formed HTTP request")
-        return refused(request, error)
-
-
-def refused(request: web.BaseRequest, error: ApiError) -> Sent:
-    """Answer with an error and let the connection end."""
-    if request.transport is not None:
-        _answer(request.transport).refuse(error)
-    return Sent(False)
-
-
-def _answer(transport: asyncio.Transport) -> Answer:
-    return Answer(
-        transport, shape=Shape.OPENAI, request_id=secrets.token_hex(16), http11=True, keep_alive=False, extra=[]
-    )
-
-
-class ClientServer(web.Server):
-    """Makes a ClientConnection for each accepted socket, and asks of each request whether its framing is plain.
-
-    At its limit of connections, a new one takes the place of the one that has been idle for longest; where none is, it
-    is answered 503. They do not wait in the kernel's backlog instead: there nobody would tell them for how long.
-    """
-
-    def __init__(
-        self,
-        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-        report: Callable[[str], None],
-        *,
-        handler_cancellation: bool = False,
-        most: Callable[[], int] = lambda: sys.maxsize,
-    ) -> None:
-        super().__init__(self._checked, handler_cancellation=handler_cancellation)
-        self._handler, self._most = handler, most
-        self._idle: dict[ClientConnection, float] = {}  # longest first
-        self._log = ServerLog(report)
-        self._heads: dict[ClientConnection, float] = {}  # connections in a request's head, oldest first
-        self._unread: dict[RequestHandler, tuple[int, float]] = {}  # bytes that wait for a client, and since when
-
-    async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
-        fault = headers.request_fault(request.method, (request.version.major, request.version.minor), request.headers)
-        if fault:
-            return refused(request, ApiError("invalid_request", fault))
-        connection = cast(ClientConnection, request.protocol)
-        if connection.is_surplus and len(self._connections) > self._most():
-            text = f"all {self._most()} connections are in use (gateway.max_connections)"
-            return refused(request, ApiError("gateway_overloaded", text, retry_after=CROWDED_WAIT))
+    # --- requests -------------------------------------------------------------------------------------------------
+    def _advance(self) -> None:
+        """Handle what is whole, one after the other, and say what is waited for."""
+        if self._advancing:
+            return
+        self._advancing = True
         try:
-            return await self._handler(request)
+            while self._held and not (self._answering or self._reading or self._ending) and self._begin():
+                pass
         finally:
-            if connection.transport is not None and not connection._messages:
-                self._idle[connection] = clock.monotonic()
+            self._advancing = False
+        if self._ending or self.transport is None:
+            return
+        if self._answering or self._reading:
+            if len(self._held) > HELD and not self._stopped:
+                self._stopped = True
+                self.transport.pause_reading()
+        elif self._held:
+            self._crowd.heads.setdefault(self, clock.monotonic())
+        else:
+            self._crowd.idle[self] = clock.monotonic()
 
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """Count a connection; one too many takes an idle one's place, or will be refused."""
-        super().connection_made(handler, transport)
-        connection = cast(ClientConnection, handler)
-        surplus = len(self._connections) - self._most()
-        connection.is_surplus = surplus > 0 and not self._end_idle()
-        self._idle[connection] = clock.monotonic()
-        if connection.is_surplus and surplus > SPARE:
-            transport.abort()
-
-    def _end_idle(self) -> bool:
-        """Close the connection that has been idle for longest; False when none has been for long enough."""
-        connection, since = next(iter(self._idle.items()), (None, 0.0))
-        if connection is None or clock.monotonic() - since < YOUNG:
+    def _begin(self) -> bool:
+        """Handle the next request; False where its head is not whole."""
+        data = self._held
+        if data[0] == 13:
+            data = skip_empty_lines(data)
+            # Empty lines alone begin a head all the same: their sender owes one.
+            self._crowd.heads.setdefault(self, clock.monotonic())
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            self._held = data
+            if data and not may_begin(data):
+                self.refuse(ApiError("invalid_request", "this is not a well-formed HTTP request"))
             return False
-        del self._idle[connection]
-        connection.force_close()
+        self._crowd.heads.pop(self, None)
+        try:
+            head = parse_request_head(data[:end])
+        except BadRequest as error:
+            self.refuse(ApiError("invalid_request", str(error)))
+            return False
+        self._handle(head, data, end + 4)
         return True
 
-    def __call__(self) -> ClientConnection:
-        connection = ClientConnection(
-            self,
-            loop=self._loop,
-            keepalive_timeout=KEEPALIVE,
-            logger=self._log,  # type: ignore[arg-type]  # all of a logger that aiohttp's server uses
-            access_log=None,  # type: ignore[arg-type]  # the ledger writes ours
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_LINE,
-            max_headers=MAX_HEADERS,
-            lingering_time=LINGER,
-            auto_decompress=False,
-        )
-        connection.pump = connection.body = None
-        connection.heads, connection.idle = self._heads, self._idle
-        connection.is_surplus = False
-        return connection
+    def _handle(self, head: RequestHead, data: bytes, position: int) -> None:
+        """Give a request to its handler. The body begins at `position`; where it is here whole, it is not copied
+        twice."""
+        end = position + (head.length or 0)
+        self._answering = True
+        if head.length is not None and end <= len(data):
+            self._held = data[end:]
+            self._crowd.serve(self, head)
+            if self._wanted:
+                self._give(data[position:end])
+            return
+        self._reading = True
+        self._held, self._left = b"", head.length or 0
+        self._decoder = ChunkDecoder() if head.length is None else None
+        try:
+            begun = self._split(data[position:])
+        except FramingError:
+            self.refuse(ApiError("invalid_request", "the body cannot be read"))
+            return
+        self._crowd.serve(self, head)
+        if self.transport is None:
+            return
+        if self._wanted:
+            self._begun_at = self._crowd.bodies[self] = clock.monotonic()
+        self._use(*begun)
+        if self._wanted and head.expects_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def end_late_heads(self, now: float, limit: float) -> None:
-        """End connections whose request head is not whole after `limit` seconds; costs nothing for the others."""
-        while self._heads:
-            connection, since = next(iter(self._heads.items()))
-            if now - since <= limit:
+    def collect(self, job: Job) -> None:
+        """The handler waits for the body: each part of it is told to `job`, then the whole."""
+        self.job, self._wanted = job, True
+
+    def answered(self, *, keep_alive: bool) -> None:
+        """The request's answer is on its way to the client, whole or broken off."""
+        self.job = None
+        self._answering = self._wanted = False
+        self._pieces = bytearray()
+        self._crowd.bodies.pop(self, None)
+        if self._ending or self.transport is None:
+            return
+        if not keep_alive:
+            self._end()
+        elif self._reading:
+            self._linger()
+        else:
+            self._go_on()
+            self._advance()
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error what is no request, and end."""
+        if self.transport is not None and not self._ending:
+            Answer(
+                self.transport, shape=Shape.OPENAI, request_id=new_request_id(), http11=True, keep_alive=False,
+                extra=[],
+            ).refuse(error)  # fmt: skip
+            self._reading = True  # whatever else is sent
+            self._end()
+
+    # --- bodies ---------------------------------------------------------------------------------------------------
+    def _read_body(self, data: bytes) -> None:
+        if self._ending:
+            return
+        try:
+            self._use(*self._split(data))
+        except FramingError:
+            self._fail(ApiError("invalid_request", "the body cannot be read"))
+
+    def _split(self, data: bytes) -> tuple[list[bytes], bytes, bool]:
+        """Pieces of the body, what comes behind it, and whether it is whole. Raises FramingError."""
+        decoder = self._decoder
+        if decoder is not None:
+            pieces = decoder.feed(data)
+            return pieces, decoder.rest, decoder.done
+        rest = data[self._left :]
+        data = data[: self._left]
+        self._left -= len(data)
+        return [data] if data else [], rest, not self._left
+
+    def _use(self, pieces: list[bytes], rest: bytes, done: bool) -> None:
+        if self._ending or (self._wanted and not self._take(pieces)) or not done:
+            return
+        self._reading, self._decoder, self._held = False, None, rest
+        if self._wanted:
+            whole, self._pieces = bytes(self._pieces), bytearray()
+            self._give(whole, counted=True)
+        elif self._timer is not None:  # its answer has ended before
+            self._timer.cancel()
+            self._timer = None
+
+    def _take(self, pieces: list[bytes]) -> bool:
+        """Keep pieces of a body that is waited for; False where it came to an end."""
+        self._crowd.bodies[self] = clock.monotonic()
+        job = self.job
+        assert job is not None
+        for piece in pieces:
+            try:
+                job.received(len(piece))
+            except ApiError as error:
+                self._fail(error)
+                return False
+            self._pieces += piece
+        return True
+
+    def _give(self, body: bytes, *, counted: bool = False) -> None:
+        job = self.job
+        assert job is not None
+        if not counted:
+            try:
+                job.received(len(body))
+            except ApiError as error:
+                self._fail(error)
                 return
-            del self._heads[connection]
-            connection.head_is_late()
+        self._wanted = False
+        self._crowd.bodies.pop(self, None)
+        job.body(body)
 
-    def end_unread(self, now: float, limit: float) -> None:
-        """End connections whose answer is complete, but whose client has taken nothing of it for `limit` seconds.
+    def end_late_body(self, now: float, silence: float, longest: float) -> None:
+        """End a body that is waited for and comes too slowly."""
+        if now - self._crowd.bodies[self] > silence or now - self._begun_at > longest:
+            self._fail(ApiError("invalid_request", "the body did not arrive in time"))
 
-        To close such a connection is not enough: that waits for what is unsent.
-        """
-        before, self._unread = self._unread, {}
-        for connection, transport in self._connections.items():
-            unsent = transport.get_write_buffer_size()
-            if not unsent or getattr(connection, "pump", None) is not None:  # a running call has deadlines of its own
-                continue
-            size, since = before.get(connection, (unsent, now))
-            if size == unsent and now - since > limit:
-                transport.abort()
-            else:
-                self._unread[connection] = (unsent, since if size == unsent else now)
+    def _fail(self, error: ApiError) -> None:
+        """What is left of the body would be read as the next request: no more is taken."""
+        job, self._wanted = self.job, False
+        self._pieces = bytearray()
+        self._crowd.bodies.pop(self, None)
+        self._reading = True
+        if job is not None:
+            job.body_failed(error)
+        else:  # it was answered before its body came
+            self._end()
 
-    def busy(self) -> int:
-        """Connections with a request that is read, waits or is answered."""
-        return sum(bool(one._request_in_progress or one._messages) for one in self.connections)
+    # --- the end --------------------------------------------------------------------------------------------------
+    def _end(self) -> None:
+        """Take no more, and close. A client that may still send hears the end first: what it sends to a closed
+        connection would take the answer from it."""
+        self._ending = True
+        self._held = b""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if not self._reading:
+            transport.close()
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._go_on()
+        self._linger()
 
-    def close_idle(self) -> int:
-        """Close connections without a running request; returns how many are left."""
-        busy = 0
-        for connection in self.connections:
-            if connection._request_in_progress or connection._messages:
-                busy += 1
-            elif connection.transport is not None:
-                connection.force_close()
-        return busy
+    def _go_on(self) -> None:
+        if self._stopped and self.transport is not None and not self.transport.is_closing():
+            self._stopped = False
+            self.transport.resume_reading()
+
+    def _linger(self) -> None:
+        """Read and throw away what is still sent, for a moment."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LINGER, self.close)
+
+    def close(self) -> None:
+        """End the connection when what was written is sent."""
+        self._ending = True
+        if self.transport is not None:
+            self.transport.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is handled or waits."""
+        return self._answering or self._reading

@@ -38,7 +38,7 @@ class DeliveryProbes:
             raise ApiError("concurrency_limit", f"{AT_ONCE} delivery probes run already", retry_after=10)
         self._running += 1
         try:
-            answer.begin_stream([])
+            answer.begin_stream()
             await _Probe(answer, plan, seen).run(self._keepalive(), self._stopping)
         finally:
             self._running -= 1
@@ -75,7 +75,7 @@ class _Probe:
         self.number += 1
 
     def _comment(self) -> None:
-        self.answer.comment([])
+        self.answer.comment("")
         self.comments += 1
 
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from appliance import clock, names
 from appliance.config.model import Auto, Config, Engine
@@ -107,6 +107,16 @@ class Replica:
             self.reachable = self.up = True
 
 
+class Waiter(Protocol):
+    """A call in the queue; it hears of its end there once, and is in `Group.waiters` until then."""
+
+    def admitted(self, lease: Lease) -> None:
+        """It may run."""
+
+    def refused(self, error: ApiError) -> None:
+        """It may not."""
+
+
 class Group:
     """The replicas of one `[[engine]]` and the calls that wait for them."""
 
@@ -114,31 +124,52 @@ class Group:
         self.engine = engine
         self.admission = admission
         self.replicas: dict[str, Replica] = {}
-        self.waiters: dict[int, asyncio.Future[Lease]] = {}
+        self.waiters: dict[int, Waiter] = {}
+        self._admitting = self._changed = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a replica gets calls."""
+        return any(replica.up for replica in self.replicas.values())
 
     def release(self, lease: Lease, outcome: Outcome) -> None:
         """Give a lease back and let the next ones in."""
         now = clock.monotonic()
         self.admission.release(lease, outcome, now)
-        self.admit_waiting(now)
+        if self.waiters:
+            self.admit_waiting(now)
 
     def admit_waiting(self, now: float) -> None:
-        """Wake the calls that have room now."""
-        for lease in self.admission.admit_waiting(now):
-            waiter = self.waiters.pop(lease.ticket.number, None)
-            if waiter is None or waiter.done():  # its client left in this very moment
-                self.admission.release(lease, Outcome.IGNORED, now)
-                self.admission.correct(lease.ticket, 0)
-                continue
-            waiter.set_result(lease)
+        """Let the calls in that have room now. One that ends at once makes room again: that is seen in the same go, so
+        that a queue of such calls is no chain of calls of this."""
+        self._changed = True
+        if self._admitting:
+            return
+        self._admitting = True
+        try:
+            while self._changed:
+                self._changed = False
+                for lease in self.admission.admit_waiting(now):
+                    self._let_in(lease, now)
+        finally:
+            self._admitting = False
+
+    def _let_in(self, lease: Lease, now: float) -> None:
+        waiter = self.waiters.pop(lease.ticket.number, None)
+        if waiter is not None:
+            waiter.admitted(lease)
+            return
+        self.admission.release(lease, Outcome.IGNORED, now)  # its client left in this very moment
+        self.admission.correct(lease.ticket, 0)
+        self._changed = True
 
     def refuse_waiting(self, error: ApiError) -> None:
         """Turn all waiting calls away."""
-        for number, waiter in list(self.waiters.items()):
+        for number in list(self.waiters):
             self.admission.leave(Ticket(number, "", 0.0))
-            del self.waiters[number]
-            if not waiter.done():
-                waiter.set_exception(error)
+            waiter = self.waiters.pop(number, None)
+            if waiter is not None:
+                waiter.refused(error)
 
     def expire(self, now: float) -> None:
         """Turn those away who waited too long."""
@@ -148,8 +179,8 @@ class Group:
     def turn_away(self, ticket: Ticket, refusal: Refuse) -> None:
         """Tell a call that waited, and was taken out of the queue, why."""
         waiter = self.waiters.pop(ticket.number, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(ApiError(refusal.code, refusal.reason, retry_after=refusal.retry_after))
+        if waiter is not None:
+            waiter.refused(ApiError(refusal.code, refusal.reason, retry_after=refusal.retry_after))
 
 
 class Engines:

@@ -1,14 +1,18 @@
 """One call from its parsed envelope to its end: admission, attempts, and the watch over its silences.
 
-The ticker calls `tick` several times a second; everything that depends on time is decided there, so that a token costs
-no timer. A lease is given back in one `finally`, whatever happens.
+The steps follow one another by calls: a call that is admitted at once and finds a pooled connection is with its engine
+before the loop turns, and one that waits is called back. Only to connect takes a task. The ticker calls `tick` several
+times a second; everything that depends on time is decided there, so that a token costs no timer.
+
+Law: every way ends in `_end`, once; there the lease or the place in the queue goes back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import ceil
+from typing import Any
 
 from appliance import clock
 from appliance.config.model import Gateway
@@ -36,9 +40,11 @@ class Exchange:
         group: Group,
         engines: Engines,
         settings: Callable[[], Gateway],
+        ended: Callable[[Finish], None],
+        start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
         *,
         ticket: Ticket,
-        fields: list[tuple[str, str]],
+        fields: str,
         body: bytes,
         is_paused: Callable[[], bool],
         body_sent: Callable[[], None] = lambda: None,
@@ -46,6 +52,8 @@ class Exchange:
     ) -> None:
         self.answer, self.call, self.route = answer, call, route
         self.group, self.engines, self.settings = group, engines, settings
+        self.ended = ended  # called once, with the end
+        self.start = start  # runs what must wait
         self.ticket, self.fields = ticket, fields
         self.body_sent = body_sent  # called when the body is needed no more
         self.longest = longest  # seconds from admission to the end that the key may take
@@ -54,23 +62,22 @@ class Exchange:
         self.body: tuple[bytes, ...] = with_usage(body, call) if self.hide_usage else (body,)
         self.relay: Relay | None = None
         self.replica: Replica | None = None
+        self.lease: Lease | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.reused = False  # whether the attempt's connection had carried an earlier call
+        self.fresh = False  # an attempt was lost: pooled connections are not trusted any more
+        self.done = False
         self.admitted_at: float | None = None
         self.position: int | None = None  # in the queue, when the call came into it
         self.quiet_since = ticket.arrived
         self.commented = False
-        self.left = False
         self.resent = 0
         self.first_told = not call.stream  # only a stream's first byte is its first token
-        self.ending: ApiError | None = None  # set once: what `stop` asked for
 
     # --- the client's connection ----------------------------------------------------------------------------------
     def client_left(self) -> None:
-        self.left = True
-        if self.relay is not None:
-            self.relay.client_left()
-        waiter = self.group.waiters.get(self.ticket.number)
-        if waiter is not None:
-            waiter.cancel()
+        """The client's connection ended: the engine's ends now."""
+        self._end(Finish(End.LEFT))
 
     def pause(self) -> None:
         if self.relay is not None:
@@ -80,126 +87,151 @@ class Exchange:
         if self.relay is not None:
             self.relay.resume()
 
-    # --- the call -------------------------------------------------------------------------------------------------
-    async def run(self) -> Finish:
-        """Carry the call to its end and tell the client. Cancelling it frees everything at once."""
-        lease: Lease | None = None
-        finish = Finish(End.LEFT)
-        try:
-            lease = await self._admit()
-            self.admitted_at = clock.monotonic()
-            finish, lease = await self._attempts(lease)
-        except ApiError as error:
-            finish = Finish(End.REFUSED, error.settled())
-        finally:
-            self.body = ()
-            if self.relay is not None:
-                self.relay.finish(End.LEFT)
-            now = clock.monotonic()
-            self._tell_first_token(now)
-            if finish.end is End.COMPLETE and not self.call.stream and self.replica is not None:
-                self.replica.adaptive.ended(now)
-            if self.relay is not None and self.replica is not None and (heard := self.relay.heard_at) is not None:
-                self.replica.last_byte_at = max(self.replica.last_byte_at or 0.0, heard)
-            if lease is not None:
-                self.group.release(lease, outcome_of(finish))
-        if finish.end is End.REFUSED and finish.error is not None:
-            self.answer.fail(finish.error)
-        return finish
-
-    async def _admit(self) -> Lease:
+    # --- admission ------------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Carry the call to its end and tell the client; `ended` is called then, perhaps before this returns."""
         group = self.group
-        now = clock.monotonic()
-        if not any(replica.up for replica in group.replicas.values()):
-            raise self.engines.unavailable(group, self.call.model, clock.wall())
-        decision = group.admission.offer(self.ticket, now)
+        if not group.is_up:
+            self.refused(self.engines.unavailable(group, self.call.model, clock.wall()))
+            return
+        decision = group.admission.offer(self.ticket, clock.monotonic())
         if isinstance(decision, Lease):
-            return decision
-        if isinstance(decision, Refuse):
-            raise ApiError(decision.code, decision.reason, retry_after=decision.retry_after)
-        self.position = decision.position
-        if decision.displaced is not None:
-            group.turn_away(*decision.displaced)
-        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        group.waiters[self.ticket.number] = waiter
-        try:
-            return await waiter
-        except BaseException:
-            # Cancelled in the moment between being let in and hearing of it: the lease is out and must come back.
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                group.release(waiter.result(), Outcome.IGNORED)
-                group.admission.correct(self.ticket, 0)
-            raise
-        finally:
-            group.waiters.pop(self.ticket.number, None)
-            group.admission.leave(self.ticket)
+            self.admitted(decision)
+        elif isinstance(decision, Refuse):
+            self.refused(ApiError(decision.code, decision.reason, retry_after=decision.retry_after))
+        else:
+            self.position = decision.position
+            group.waiters[self.ticket.number] = self
+            if decision.displaced is not None:
+                group.turn_away(*decision.displaced)
 
-    async def _attempts(self, lease: Lease) -> tuple[Finish, Lease]:
-        fresh = False
-        while True:
-            replica = self.group.replicas.get(lease.replica)
-            if replica is None:
-                return Finish(End.REFUSED, self._gone()), lease
-            finish, loss = await self._attempt(replica, fresh)
-            if finish.end is not End.LOST:
-                return finish, lease
-            following = after_loss(loss)
-            if following is Next.GIVE_UP or self.ending is not None:
-                return Finish(End.REFUSED, self.ending or self._gone()), lease
-            fresh = True
-            if following is Next.OTHER:
-                self.resent += 1
-                other = self.group.admission.move(lease, clock.monotonic(), lease.replica)
-                if other is None and not loss.connected:
-                    return Finish(End.REFUSED, self._gone()), lease
-                lease = other or lease
+    def admitted(self, lease: Lease) -> None:
+        """The call may run."""
+        self.lease = lease
+        self.admitted_at = clock.monotonic()
+        self._attempt()
 
-    async def _attempt(self, replica: Replica, fresh: bool) -> tuple[Finish, Loss]:
-        """One try at one replica."""
+    def refused(self, error: ApiError) -> None:
+        """It may not."""
+        self._end(Finish(End.REFUSED, error))
+
+    # --- attempts -------------------------------------------------------------------------------------------------
+    def _attempt(self) -> None:
+        """One try at the replica of the lease."""
+        lease = self.lease
+        assert lease is not None
+        replica = self.group.replicas.get(lease.replica)
+        if replica is None:
+            self._end(Finish(End.REFUSED, self._gone()))
+            return
         self.replica = replica
-        connection = None if fresh else replica.pool.take()
-        reused = connection is not None
-        if connection is None:
-            try:
-                connection = await replica.pool.connect(self.settings().timeouts.connect)
-            except ConnectFailed:
-                replica.failed(clock.monotonic())
-                return Finish(End.LOST), Loss(False, False, False, False, self.resent)
+        connection = None if self.fresh else replica.pool.take()
+        if connection is not None:
+            self._relay(replica, connection)
+        else:
+            self.connecting = self.start(self._connect(replica), "connect")
+
+    async def _connect(self, replica: Replica) -> None:
+        """Make a connection, for no pooled one is there; cancelled when the call ends."""
+        try:
+            connection = await replica.pool.connect(self.settings().timeouts.connect)
+        except ConnectFailed:
+            self.connecting = None
+            replica.failed(clock.monotonic())
+            self._lost(Loss(False, False, False, False, self.resent))
+        except Exception:
+            self.connecting = None
+            self._end(Finish(End.REFUSED, ApiError("engine_error", "the gateway failed on this request")))
+            raise
+        else:
+            self.connecting = None
             replica.worked()
-        finish = await self._relay(replica, connection)
+            if self.done:  # in this very moment
+                connection.release(keep=True)
+            else:
+                self._relay(replica, connection)
+
+    def _relay(self, replica: Replica, connection: EngineConnection) -> None:
+        fields = f"X-Engine: {replica.name}\r\n{self._queue_fields()}"
+        relay = Relay(self.answer, self.call, self.route, self._relayed, hide_usage=self.hide_usage, fields=fields)
+        self.relay, self.reused = relay, connection.reused
+        relay.send(connection, self._request_head(replica.target), self.body)
+        if self.is_paused():
+            relay.pause()
+
+    def _relayed(self, finish: Finish) -> None:
+        """An attempt came to its end."""
         relay = self.relay
         assert relay is not None
-        return finish, Loss(True, reused, relay.body_at is not None, relay.begun, self.resent)
-
-    async def _relay(self, replica: Replica, connection: EngineConnection) -> Finish:
-        fields = [("X-Engine", replica.name), *self._queue_field()]
-        relay = Relay(self.answer, self.call, self.route, hide_usage=self.hide_usage, fields=fields)
-        self.relay = relay
-        if self.left or self.ending is not None:
-            connection.release(keep=True)
-            relay.finish(End.LEFT if self.left else End.REFUSED, self.ending)
+        if finish.end is End.LOST:
+            self._lost(Loss(True, self.reused, relay.body_at is not None, relay.begun, self.resent))
         else:
-            relay.send(connection, self._request_head(replica.target), self.body)
-            if self.is_paused():
-                relay.pause()
-        return await relay.future
+            self._end(finish)
+
+    def _lost(self, loss: Loss) -> None:
+        """The engine went, or was not there: once more, or the end."""
+        if self.done:
+            return
+        following = after_loss(loss)
+        if following is Next.GIVE_UP:
+            self._end(Finish(End.REFUSED, self._gone()))
+            return
+        self.fresh = True
+        if following is Next.OTHER:
+            self.resent += 1
+            lease = self.lease
+            assert lease is not None
+            other = self.group.admission.move(lease, clock.monotonic(), lease.replica)
+            if other is None and not loss.connected:
+                self._end(Finish(End.REFUSED, self._gone()))
+                return
+            self.lease = other or lease
+        self._attempt()
+
+    def _end(self, finish: Finish) -> None:
+        """Give back all that the call held, tell the client, and report; a second call does nothing."""
+        if self.done:
+            return
+        self.done = True
+        self.body = ()
+        group, relay, lease = self.group, self.relay, self.lease
+        if self.connecting is not None:
+            self.connecting.cancel()
+            self.connecting = None
+        if lease is None:
+            group.waiters.pop(self.ticket.number, None)
+            group.admission.leave(self.ticket)
+        if relay is not None:
+            relay.finish(End.LEFT)
+        now = clock.monotonic()
+        self._tell_first_token(now)
+        if self.replica is not None:
+            if finish.end is End.COMPLETE and not self.call.stream:
+                self.replica.adaptive.ended(now)
+            if relay is not None and (heard := relay.heard_at) is not None:
+                self.replica.last_byte_at = max(self.replica.last_byte_at or 0.0, heard)
+        try:
+            if lease is not None:
+                group.release(lease, outcome_of(finish))
+        finally:
+            if finish.end is End.REFUSED and finish.error is not None:
+                self.answer.fail(finish.error)
+            self.ended(finish)
 
     def _request_head(self, target: Target) -> bytes:
-        fields = [f"{name}: {value}\r\n" for name, value in self.fields]
-        if target.key:
-            fields.append(f"authorization: Bearer {target.key}\r\n")
-        length = sum(len(piece) for piece in self.body)
+        key = f"authorization: Bearer {target.key}\r\n" if target.key else ""
+        length = sum(map(len, self.body))
         return (
-            f"POST {target.prefix}{self.route.path} HTTP/1.1\r\nhost: {target.authority}\r\n{''.join(fields)}"
+            f"POST {target.prefix}{self.route.path} HTTP/1.1\r\nhost: {target.authority}\r\n{self.fields}{key}"
             f"x-request-id: {self.answer.request_id}\r\ncontent-length: {length}\r\n\r\n"
-        ).encode("utf-8", "surrogateescape")  # as the parser decoded them
+        ).encode("latin-1")  # as the parser decoded them
 
-    def _queue_field(self) -> list[tuple[str, str]]:
+    def _queue_fields(self) -> str:
         """How long the call waited, and from which place; left out where a comment went first: the head is gone."""
         if self.admitted_at is None or self.commented:
-            return []
-        fields = [("X-Queue-Time-Ms", str(round((self.admitted_at - self.ticket.arrived) * 1000)))]
-        return fields if self.position is None else [*fields, ("X-Queue-Position", str(self.position))]
+            return ""
+        waited = f"X-Queue-Time-Ms: {round((self.admitted_at - self.ticket.arrived) * 1000)}\r\n"
+        return waited if self.position is None else f"{waited}X-Queue-Position: {self.position}\r\n"
 
     def _gone(self) -> ApiError:
         error = self.engines.unavailable(self.group, self.call.model, clock.wall())
@@ -212,6 +244,8 @@ class Exchange:
     # --- time -----------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Deadlines and keep-alive comments; called several times a second."""
+        if self.done:
+            return
         settings = self.settings()
         timeouts = settings.timeouts
         relay = self.relay
@@ -238,16 +272,11 @@ class Exchange:
             elif now - relay.progress_at > timeouts.stall:
                 relay.fail(ApiError("stream_stalled", f"the engine was silent for {timeouts.stall:g} s"))
                 return
-        if self.call.stream and not self.answer.ended and not self.left:
+        if self.call.stream and not self.answer.ended:
             self._comment(now, settings.stream.keepalive)
 
     def _is_too_long(self, now: float) -> bool:
-        return (
-            self.longest is not None
-            and self.admitted_at is not None
-            and self.ending is None
-            and now - self.admitted_at > self.longest
-        )
+        return self.longest is not None and self.admitted_at is not None and now - self.admitted_at > self.longest
 
     def _too_long(self) -> ApiError:
         """Asking for the same again would end in the same way."""
@@ -272,7 +301,7 @@ class Exchange:
             return
         self.quiet_since = now
         self.commented = True
-        fields = [] if self.replica is None else [("X-Engine", self.replica.name)]
+        fields = "" if self.replica is None else f"X-Engine: {self.replica.name}\r\n"
         self.answer.comment(fields, self._queued(now) if self.ticket.number in self.group.waiters else sse.COMMENT)
 
     def _queued(self, now: float) -> bytes:
@@ -284,12 +313,10 @@ class Exchange:
 
     def stop(self, error: ApiError) -> None:
         """End the call now with an error: the gateway goes down, or its key may not go on."""
-        self.ending = error
-        waiter = self.group.waiters.get(self.ticket.number)
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
         if self.relay is not None and not self.relay.done:
             self.relay.fail(error)
+        else:
+            self._end(Finish(End.REFUSED, error))
 
     def silence(self, now: float) -> float:
         """Seconds since the engine made progress on this call."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from appliance import clock
 from appliance.host import journal
@@ -31,8 +31,7 @@ DAY = 86400
 CHUNK = 50  # records that one write takes: between two the loop gets its turn, a millisecond later at most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """One finished call. Times in milliseconds, None where the call did not come that far; counts None if unknown."""
 
     at: float
@@ -57,7 +56,7 @@ class Record:
     resent: int
 
 
-FIELDS = tuple(field.name for field in fields(Record))
+FIELDS = Record._fields
 
 
 def record_of(values: Mapping[str, object]) -> Record:
@@ -93,7 +92,7 @@ def line(record: Record) -> str:
 
 def entry(record: Record) -> dict[str, object]:
     """The record as the ledger keeps it."""
-    found: dict[str, object] = {name: getattr(record, name) for name in FIELDS}
+    found: dict[str, object] = record._asdict()
     found["at"] = round(record.at, 3)
     for name in ("queue_ms", "first_token_ms", "total_ms"):
         value = getattr(record, name)

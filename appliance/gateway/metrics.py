@@ -22,7 +22,9 @@ class Histogram:
 
     def observe(self, key: str, seconds: float) -> None:
         """Count one observation."""
-        series = self._series.setdefault(key, [0.0] * (len(SECONDS) + 2))
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = [0.0] * (len(SECONDS) + 2)
         series[bisect_left(SECONDS, seconds)] += 1
         series[-1] += seconds
 
@@ -43,7 +45,7 @@ class Metrics:
     """Counters since the process began."""
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, str, str]] = Counter()  # engine, status, outcome
+        self.requests: Counter[tuple[str, int, str]] = Counter()  # engine, status, outcome
         self.refused: Counter[str] = Counter()
         self.tokens: Counter[tuple[str, str]] = Counter()  # engine, kind
         self.events: Counter[str] = Counter()
@@ -59,18 +61,18 @@ class Metrics:
     def finish(self, record: Record) -> None:
         """Count a finished call."""
         engine = record.engine or "none"
-        self.requests[engine, str(record.status), record.outcome] += 1
+        self.requests[engine, record.status, record.outcome] += 1
         if record.outcome == "refused" and record.code:
             self.refused[record.code] += 1
         self.events[engine] += record.events
-        self.resent[engine] += record.resent
-        for kind, count in (
-            ("prompt", record.prompt_tokens),
-            ("cached", record.cached_tokens),
-            ("completion", record.completion_tokens),
-        ):
-            if count is not None:
-                self.tokens[engine, kind] += count
+        if record.resent:
+            self.resent[engine] += record.resent
+        if record.prompt_tokens is not None:
+            self.tokens[engine, "prompt"] += record.prompt_tokens
+        if record.cached_tokens is not None:
+            self.tokens[engine, "cached"] += record.cached_tokens
+        if record.completion_tokens is not None:
+            self.tokens[engine, "completion"] += record.completion_tokens
         if record.queue_ms is not None:
             self.queued.observe(engine, record.queue_ms / 1000)
         if record.first_token_ms is not None:
@@ -82,7 +84,7 @@ class Metrics:
         """Everything in Prometheus' format; `live` are families read now: name, kind, text, rows."""
         counted: list[tuple[str, str, Rows]] = [
             ("requests_total", "Calls that ended.", [
-                ({"engine": engine, "status": status, "outcome": outcome}, float(count))
+                ({"engine": engine, "status": str(status), "outcome": outcome}, float(count))
                 for (engine, status, outcome), count in self.requests.items()
             ]),
             ("admission_refused_total", "Calls that were refused, by code.", [

@@ -43,13 +43,27 @@ SILENT = 30.0  # seconds without a pulse after which a process is ended: it hold
 LINE_LIMIT = 32 << 20  # a hello of 100,000 calls is half of it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Guest:
-    """A call of an older process, in this one's admission."""
+    """A call of an older process, which knows it by `number`, in this one's admission."""
 
+    process: Predecessor
+    number: int
     group: Group
     ticket: Ticket
     lease: Lease | None = None
+
+    def admitted(self, lease: Lease) -> None:
+        """Told to the process, which lets it run."""
+        self.lease = lease
+        self.process.send(op="admit", n=self.number, engine=self.group.engine.name, replica=lease.replica)
+
+    def refused(self, error: ApiError) -> None:
+        """Told to the process, which answers its client."""
+        self.process.forget(self.number)
+        self.process.send(
+            op="refuse", n=self.number, code=error.code, reason=error.message, retry_after=error.retry_after
+        )
 
 
 class Predecessors:
@@ -196,10 +210,8 @@ class Predecessor(asyncio.Protocol):
         now = clock.monotonic()
         guests, self._guests = self._guests, {}
         for guest in guests.values():
-            waiter = guest.group.waiters.pop(guest.ticket.number, None)
+            guest.group.waiters.pop(guest.ticket.number, None)
             guest.group.admission.leave(guest.ticket)
-            if waiter is not None:
-                waiter.cancel()
             if guest.lease is not None:
                 guest.group.admission.release(guest.lease, Outcome.IGNORED, now)
         for key, hold in self._holds.values():
@@ -233,7 +245,7 @@ class Predecessor(asyncio.Protocol):
             elif group is not None:
                 ticket = self._ticket(call)
                 lease = group.admission.adopt(Lease(ticket, call["replica"], now))
-                self._guests[call["n"]] = Guest(group, ticket, lease)
+                self._guests[call["n"]] = Guest(self, call["n"], group, ticket, lease)
 
     def _fact(self, message: dict[str, Any]) -> None:
         seq = int(message["seq"])
@@ -273,46 +285,29 @@ class Predecessor(asyncio.Protocol):
             self.send(op="refuse", n=number, code="engine_restarting", retry_after=2.0,
                       reason=f"the engine {message['engine']} was removed from the configuration")  # fmt: skip
             return
-        guest = self._guests[number] = Guest(group, self._ticket(message))
+        guest = self._guests[number] = Guest(self, number, group, self._ticket(message))
         decision = group.admission.offer(guest.ticket, now)
         if isinstance(decision, Lease):
-            guest.lease = decision
-            self.send(op="admit", n=number, engine=message["engine"], replica=decision.replica)
+            guest.admitted(decision)
         elif isinstance(decision, Refuse):
-            del self._guests[number]
-            self.send(op="refuse", n=number, code=decision.code, reason=decision.reason,
-                      retry_after=decision.retry_after)  # fmt: skip
+            guest.refused(ApiError(decision.code, decision.reason, retry_after=decision.retry_after))
         else:
+            group.waiters[guest.ticket.number] = guest
             if decision.displaced is not None:
                 group.turn_away(*decision.displaced)
-            waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-            group.waiters[guest.ticket.number] = waiter
-            waiter.add_done_callback(lambda done: self._decided(number, guest, done))
 
-    def _decided(self, number: int, guest: Guest, waiter: asyncio.Future[Lease]) -> None:
-        guest.group.waiters.pop(guest.ticket.number, None)
-        if waiter.cancelled():
-            return
-        error = waiter.exception()
-        if isinstance(error, ApiError):
-            self._guests.pop(number, None)
-            self.send(op="refuse", n=number, code=error.code, reason=error.message, retry_after=error.retry_after)
-        elif self._guests.get(number) is not guest:  # it left in the moment in which it was let in
-            guest.group.release(waiter.result(), Outcome.IGNORED)
-        else:
-            guest.lease = waiter.result()
-            self.send(op="admit", n=number, engine=guest.group.engine.name, replica=guest.lease.replica)
+    def forget(self, number: int) -> None:
+        """A call of it was turned away."""
+        self._guests.pop(number, None)
 
     def _leave(self, message: dict[str, Any]) -> None:
         guest = self._guests.pop(message["n"], None)
         if guest is None:
             return
-        waiter = guest.group.waiters.pop(guest.ticket.number, None)
+        guest.group.waiters.pop(guest.ticket.number, None)
         guest.group.admission.leave(guest.ticket)
         if guest.lease is not None:
             guest.group.release(guest.lease, Outcome.IGNORED)
-        elif waiter is not None:
-            waiter.cancel()
 
     def _release(self, message: dict[str, Any]) -> None:
         guest = self._guests.pop(message["n"], None)

@@ -10,8 +10,8 @@ after an error. A stream that ends without its `[DONE]` (or its API's last event
 
 from __future__ import annotations
 
-import asyncio
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance import clock
@@ -19,7 +19,7 @@ from appliance.errors import ApiError
 from appliance.wire import sse
 from appliance.wire.apierror import engine_error
 from appliance.wire.chunked import ChunkDecoder, FramingError
-from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, downstream_fields, parse_head
+from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head
 from appliance.wire.openai import Call, Route
 
 from .answer import Answer
@@ -55,21 +55,27 @@ class Finish:
 
 
 class Relay:
-    """The pump of one attempt. Its future is done exactly once; after that neither side is touched."""
+    """The pump of one attempt. `ended` is called exactly once; after that neither side is touched."""
 
     __slots__ = (
-        "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen", "engine", "events",
-        "excused_at", "failed", "fields", "first_at", "future", "head", "heard_before", "hide_usage", "interim", "kept",
+        "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen", "ended", "events",
+        "excused_at", "failed", "fields", "first_at", "head", "heard_before", "hide_usage", "interim", "kept",
         "last_at", "left", "paused_at", "prefixes", "progress_at", "route", "sent_at", "splitter", "start", "status",
         "suffixes", "usage_event",
     )  # fmt: skip
 
     def __init__(
-        self, answer: Answer, call: Call, route: Route, *, hide_usage: bool, fields: list[tuple[str, str]]
+        self,
+        answer: Answer,
+        call: Call,
+        route: Route,
+        ended: Callable[[Finish], None],
+        *,
+        hide_usage: bool,
+        fields: str,
     ) -> None:
-        self.answer, self.call, self.route = answer, call, route
+        self.answer, self.call, self.route, self.ended = answer, call, route, ended
         self.hide_usage, self.fields = hide_usage, fields
-        self.future: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self.connection: EngineConnection | None = None
         self.start = b""  # bytes of a head that is not whole
         self.head: ResponseHead | None = None
@@ -119,8 +125,7 @@ class Relay:
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.release(keep=keep)
-        if not self.future.done():
-            self.future.set_result(Finish(end, error))
+        self.ended(Finish(end, error))
 
     def client_left(self) -> None:
         """The client's connection ended: the engine's ends now."""
@@ -202,7 +207,7 @@ class Relay:
                 self.body_at = self.first_at = self.last_at
                 self.begun = True
                 self.answer.stream = False
-                self.answer.begin_body(head.status, downstream_fields(head) + self.fields, head.length)
+                self.answer.begin_body(head.status, head.onward + self.fields, head.length)
         if head.length == 0:
             self.left -= len(rest)  # bytes behind an answer without a body: what they belong to, nobody knows
             self._body_end()
@@ -252,7 +257,7 @@ class Relay:
         self.first_at = self.body_at = now
         head = self.head
         assert head is not None
-        self.answer.begin_stream(downstream_fields(head, stream=True) + self.fields)
+        self.answer.begin_stream(head.onward_stream + self.fields)
 
     def _look(self, data: bytes, ready: bytes) -> None:
         """Bytes that are not plainly token events: decode, split, judge each event. `ready` goes out before them."""

@@ -14,7 +14,6 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from appliance import clock
@@ -151,7 +150,7 @@ class Successor:
 
     def finished(self, record: Record) -> None:
         """A call ended."""
-        self._fact(record=asdict(record))
+        self._fact(record=record._asdict())
 
     def _settled(self, hold: Hold, used: int | None) -> None:
         number, key = self._holds.pop(hold, (0, ""))
@@ -254,8 +253,8 @@ class Successor:
     def _refused(self, message: Mapping[str, Any]) -> None:
         for group in self._engines.groups.values():
             waiter = group.waiters.pop(message["n"], None)
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(ApiError(message["code"], message["reason"], retry_after=message["retry_after"]))
+            if waiter is not None:
+                waiter.refused(ApiError(message["code"], message["reason"], retry_after=message["retry_after"]))
 
     # --- the end --------------------------------------------------------------------------------------------------
     def all_told(self) -> bool:

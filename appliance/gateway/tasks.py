@@ -1,10 +1,12 @@
-"""Every task has an owner, a name and an end."""
+"""Every task has an owner, a name and an end, and every wait a limit."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from appliance import clock
 
 
 class Tasks:
@@ -34,3 +36,12 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for a condition, at most so long."""
+    end = clock.monotonic() + seconds
+    while True:
+        if condition() or clock.monotonic() >= end:
+            return
+        await asyncio.sleep(0.02)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from appliance.config.model import Priority
 from appliance.quantity import UNKNOWN, Maybe
 
-from .balance import Load, least_outstanding
+from .balance import least_outstanding
 from .drain import DrainRate
 from .fairness import FairQueue
 
@@ -34,8 +35,7 @@ class Outcome(enum.Enum):
     DROPPED = "dropped"  # the replica failed it
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """One call before admission. `number` is unique; `weight` is its cost in tokens, reserved before they are used."""
 
     number: int
@@ -45,8 +45,7 @@ class Ticket:
     priority: Priority = "standard"
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right of one call to run on one replica."""
 
     ticket: Ticket
@@ -73,6 +72,7 @@ class Refuse:
 
 @dataclass(slots=True)
 class _Replica:
+    name: str
     limit: int
     serving: bool
     in_flight: int = 0
@@ -105,7 +105,7 @@ class Admission:
         known = self._replicas.get(name)
         if known is None:
             held = sum(lease.replica == name for lease in self._leases.values())
-            self._replicas[name] = _Replica(limit, serving, held)
+            self._replicas[name] = _Replica(name, limit, serving, held)
         else:
             known.limit, known.serving = limit, serving
 
@@ -263,18 +263,20 @@ class Admission:
         return lease
 
     def _pick(self, avoid: str | None = None) -> str | None:
-        loads = [
-            Load(name, replica.in_flight, replica.limit)
-            for name, replica in self._replicas.items()
-            if replica.serving and name != avoid
-        ]
+        loads = [replica for replica in self._replicas.values() if replica.serving and replica.name != avoid]
         self._turn += 1
-        return least_outstanding(loads, self._turn)
+        found = least_outstanding(loads, self._turn)
+        return None if found is None else found.name
 
     def _is_full(self) -> bool:
         """Whether replicas serve, and none has room."""
-        serving = [replica for replica in self._replicas.values() if replica.serving]
-        return bool(serving) and all(replica.in_flight >= replica.limit for replica in serving)
+        serving = False
+        for replica in self._replicas.values():
+            if replica.serving:
+                if replica.in_flight < replica.limit:
+                    return False
+                serving = True
+        return serving
 
 
 def _hint(seconds: float) -> float:

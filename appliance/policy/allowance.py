@@ -10,6 +10,7 @@ Laws, kept after every step: `running` = holds out; what a quota has set aside =
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from appliance.config.model import KeyLimits
 
@@ -21,8 +22,7 @@ SET_ASIDE_WAIT = 5.0  # when running calls hold what is left of a quota, and may
 DURATION_MEMORY = 0.2  # weight of the newest call in the mean duration
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What a call asks for, before anything is known of its answer.
 
     `size` is its body in bytes; `prompt` and `answer` are tokens, estimated, all answers together; `limit` is the limit
@@ -48,7 +48,7 @@ class Denied:
     param: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Hold:
     """What a running call has taken of its key's allowance."""
 

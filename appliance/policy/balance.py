@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One serving replica, its calls in flight and its limit."""
+class Load(Protocol):
+    """What must be known of a serving replica: its calls in flight and its limit."""
 
-    replica: str
-    in_flight: int
-    limit: int
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
 
 
-def least_outstanding(loads: Sequence[Load], turn: int) -> str | None:
+T = TypeVar("T", bound=Load)
+
+
+def least_outstanding(loads: Sequence[T], turn: int) -> T | None:
     """The replica with room and the smallest share in use; equals take turns, None when none has room."""
     open_ = [load for load in loads if load.in_flight < load.limit]
-    if not open_:
-        return None
+    if len(open_) <= 1:
+        return open_[0] if open_ else None
     least = min(load.in_flight / load.limit for load in open_)
     equals = [load for load in open_ if load.in_flight / load.limit == least]
-    return equals[turn % len(equals)].replica
+    return equals[turn % len(equals)]

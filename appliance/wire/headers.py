@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 def _words(text: str) -> frozenset[str]:
@@ -40,15 +41,20 @@ class BadHead(ValueError):
     """A response head that is not HTTP/1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseHead:
-    """A response's status and fields, names in lower case; neither `length` nor `chunked`: ends with the connection."""
+    """A response's status and fields, names in lower case; neither `length` nor `chunked`: ends with the connection.
+
+    Nobody changes it: the same head is one object for all calls that it answers.
+    """
 
     status: int
     fields: tuple[tuple[str, str], ...]
     chunked: bool
     length: int | None
     keep_alive: bool
+    onward: str = ""  # the fields that go on to the client, as lines
+    onward_stream: str = ""  # for a stream, whose Content-Type and Cache-Control the gateway writes
 
     def get(self, name: str) -> str:
         """The first field of that name, or the empty string."""
@@ -65,25 +71,24 @@ def request_id(given: str) -> str | None:
     return given if _REQUEST_ID.fullmatch(given) else None
 
 
-def upstream_fields(fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """A client's fields that go on to the engine; those that its Connection field names stay behind as well."""
-    pairs = [(name.lower(), value) for name, value in fields]
-    named = {word.strip().lower() for name, value in pairs if name == "connection" for word in value.split(",")}
-    return [(name, value) for name, value in pairs if name not in _NOT_UPSTREAM and name not in named]
+def upstream_fields(fields: Iterable[tuple[str, str]], connection: str | None) -> str:
+    """A client's fields, names in lower case, that go on to the engine, as lines; those that its Connection field
+    names stay behind as well."""
+    pairs = [pair for pair in fields if pair[0] not in _NOT_UPSTREAM]
+    if connection is not None:
+        named = {word.strip().lower() for word in connection.split(",")}
+        pairs = [pair for pair in pairs if pair[0] not in named]
+    return render_fields(pairs)
 
 
-def downstream_fields(head: ResponseHead, *, stream: bool = False) -> list[tuple[str, str]]:
-    """An engine's fields that go on to the client; a stream's Cache-Control is the gateway's."""
-    named = {word.strip().lower() for name, value in head.fields if name == "connection" for word in value.split(",")}
-    return [
-        (name, value)
-        for name, value in head.fields
-        if name not in _NOT_DOWNSTREAM and name not in named and not (stream and name == "cache-control")
-    ]
+def _downstream(fields: Iterable[tuple[str, str]], named: set[str]) -> list[tuple[str, str]]:
+    """An engine's fields that go on to the client; `named` are words of its Connection field."""
+    return [(name, value) for name, value in fields if name not in _NOT_DOWNSTREAM and name not in named]
 
 
+@lru_cache(maxsize=256)
 def parse_head(block: bytes) -> ResponseHead:
-    """The head of a response, without its last blank line. Raises BadHead."""
+    """The head of a response, without its last blank line; engines say the same again and again. Raises BadHead."""
     lines = block.decode("latin-1").split("\r\n")
     version, _, rest = lines[0].partition(" ")
     code = rest[:3]
@@ -126,30 +131,12 @@ def _framed(status: int, version: str, fields: tuple[tuple[str, str], ...]) -> R
     if status in (204, 304) or status < 200:
         chunked, length = False, 0
     keep_alive = "close" not in words and (version == "HTTP/1.1" or "keep-alive" in words)
-    return ResponseHead(status, fields, chunked, None if chunked else length, keep_alive)
+    onward = _downstream(fields, words)
+    stream = [pair for pair in onward if pair[0] not in ("content-type", "cache-control")]
+    length = None if chunked else length
+    return ResponseHead(status, fields, chunked, length, keep_alive, render_fields(onward), render_fields(stream))
 
 
-def request_fault(method: str, version: tuple[int, int], fields: Mapping[str, str]) -> str:
-    """What makes a request, parsed as it is, one that two readers could take differently; empty when nothing does.
-
-    The parser has refused two lengths, a length beside chunks, bare line ends and folded fields before.
-    """
-    if version not in ((1, 0), (1, 1)):
-        return "this server speaks HTTP/1.1 and HTTP/1.0"
-    if method == "CONNECT":
-        return "this server is no proxy: CONNECT leads nowhere"
-    coding = fields.get("Transfer-Encoding")
-    if coding is not None and (version == (1, 0) or coding.strip().lower() != "chunked"):
-        return "the only transfer encoding is chunked, in HTTP/1.1"
-    if len(fields.get("Content-Length", "")) > LENGTH_DIGITS:
-        return "the Content-Length is longer than anything that can be sent"
-    if fields.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        return "compressed bodies are not taken: send the body without Content-Encoding"
-    return ""
-
-
-def render_head(start: str, fields: Iterable[tuple[str, str]]) -> bytes:
-    """A head as bytes. Values come from parsed heads or from us, so none holds a line break."""
-    return (start + "\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields) + "\r\n").encode(
-        "latin-1", "replace"
-    )
+def render_fields(fields: Iterable[tuple[str, str]]) -> str:
+    """Fields as lines. Values come from parsed heads or from us, so none holds a line break."""
+    return "".join([f"{name}: {value}\r\n" for name, value in fields])

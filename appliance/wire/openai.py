@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, cast
+from typing import NamedTuple, NoReturn, cast
 
 from appliance.errors import ApiError
 
@@ -66,8 +66,7 @@ ROUTES: Mapping[str, Route] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(NamedTuple):
     """One API request as parsed. `size` is the body's bytes; `max_tokens` None where the client set no limit.
 
     `answers` is how many the engine makes: of each prompt of a list so many as `n` or `best_of` say. Each may have
@@ -186,7 +185,12 @@ def _flag(value: Mapping[str, object], name: str) -> bool:
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
+_ASKING = frozenset({*_GRAMMARS, "response_format", "text", "tools"})
+
+
 def _is_structured(value: Mapping[str, object]) -> bool:
+    if value.keys().isdisjoint(_ASKING):  # as most calls
+        return False
     text = value.get("text")  # the Responses API's place for the format
     formats = [value.get("response_format"), text.get("format") if isinstance(text, dict) else None]
     if any(isinstance(each, dict) and each.get("type") not in (None, "text") for each in formats):
@@ -204,17 +208,23 @@ def _is_strict(tool: object) -> bool:
     return isinstance(function, dict) and function.get("strict") is True
 
 
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
 def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None:
     """The most tokens that the answer may have, by the names that count on this route; the others are only checked."""
     found: dict[str, int] = {}
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+    for name in _LIMITS:
         limit = value.get(name)
         if limit is None:
             continue
         if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MOST_TOKENS:
             raise ApiError("invalid_request", f"{name} must be a whole number from 0 to {MOST_TOKENS}", param=name)
         found[name] = limit
-    return next((found[name] for name in counting if name in found), None)
+    for name in counting:
+        if name in found:
+            return found[name]
+    return None
 
 
 def _answers(value: Mapping[str, object], route: Route) -> int:

@@ -6,13 +6,12 @@ import json
 import re
 from dataclasses import dataclass
 
-# Not behind a backslash: inside a JSON string the quote would be escaped, so this is a key.
-_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(?=\{)')
+_VALUE = re.compile(rb"\s*:\s*(?=\{)")
 TAIL, TRIES = 65536, 16  # an object is looked for so far from the end, so many times: a hostile body costs no more
 _DECODER = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """What one call used. `estimated` marks a count of events; the prompt is the engine's figure or 0: unknown."""
 
@@ -28,9 +27,19 @@ class Usage:
 
 
 def find_usage(text: bytes) -> Usage | None:
-    """The last usage object in a body, an event or the end of one; None when there is none that can be read."""
+    """The last usage object in a body, an event or the end of one; None when there is none that can be read.
+
+    Behind a backslash `"usage"` is text: inside a JSON string the quote would be escaped, else it is a key.
+    """
     text = text[-TAIL:]
-    for match in reversed(list(_USAGE.finditer(text))[-TRIES:]):
+    end = len(text)
+    for _ in range(TRIES):
+        end = text.rfind(b'"usage"', 0, end)
+        if end < 0:
+            break
+        match = _VALUE.match(text, end + 7)
+        if match is None or text[end - 1 : end] == b"\\":
+            continue
         try:
             value, _ = _DECODER.raw_decode(text[match.end() :].decode("utf-8", "replace"))
         except (ValueError, RecursionError):

@@ -104,7 +104,9 @@ def test_bodies_that_fill_the_memory_are_refused_until_others_are_through(
         connection.sendall(post(b" " * sent, length))
         return connection
 
-    first, second = slow(30_000, 40_000), slow(20_000, 40_000)
+    first, second = slow(5_000, 40_000), slow(20_000, 40_000)  # there is room for what either announces
+    wait_until(lambda: small.metric("request_body_bytes") == 25_000, 5, "both have begun", 0.02)
+    first.sendall(b" " * 25_000)
     wait_until(lambda: small.metric("request_body_bytes") == 50_000, 5, "both are counted", 0.02)
     refused = small.request("POST", CHAT, json.dumps(chat("x" * 20_000)))  # announces more than there is room for
     assert (refused.status, refused.code) == (503, "gateway_overloaded")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from appliance.config.model import Config
-from appliance.gateway.connection import KEEPALIVE
+from appliance.gateway.server import KEEPALIVE
 from appliance.quantity import parse_duration
 from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, Response, config, dict_of, fault, remote
 from tests.support.waiting import wait_until

@@ -23,10 +23,10 @@ def test_a_key_works_as_soon_as_it_was_made(file: str) -> None:
     gatekeeper = Gatekeeper(reports.append)
     gatekeeper.configure(Auth(keys_file=file))
     with pytest.raises(ApiError, match="no key exists yet"):
-        gatekeeper.principal({"Authorization": "Bearer sk-unknown"})
+        gatekeeper.principal({"authorization": "Bearer sk-unknown"})
     key, secret = keystore.create(file, "alice", clock.wall())
-    assert gatekeeper.principal({"Authorization": f"Bearer {secret}"}).key_id == key.id
+    assert gatekeeper.principal({"authorization": f"Bearer {secret}"}).key_id == key.id
     assert gatekeeper.principal({"x-api-key": secret}).name == "alice"
     with pytest.raises(ApiError, match="not known"):
-        gatekeeper.principal({"Authorization": "Bearer sk-unknown"})
+        gatekeeper.principal({"authorization": "Bearer sk-unknown"})
     assert reports == []

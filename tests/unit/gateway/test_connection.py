@@ -1,15 +1,16 @@
-"""A client's connection: the deadlines that no running call keeps."""
+"""A client's connection: requests cut anywhere, what comes behind them, and deadlines that no running call keeps."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from aiohttp import web
 
 from appliance import clock
-from appliance.gateway.answer import Sent
-from appliance.gateway.connection import ClientConnection, ClientServer
+from appliance.errors import ApiError
+from appliance.gateway.connection import ClientConnection
+from appliance.gateway.server import KEEPALIVE, ClientServer
+from appliance.wire.requesthead import RequestHead
 
 
 class Wire(asyncio.Transport):
@@ -20,12 +21,25 @@ class Wire(asyncio.Transport):
         self.data = b""
         self.ended = ""
         self.unsent = 0
+        self.paused = self.at_end = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.data += bytes(data)
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.at_end = True
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
 
     def is_closing(self) -> bool:
         return bool(self.ended)
@@ -37,32 +51,181 @@ class Wire(asyncio.Transport):
         self.ended = "aborted"
 
 
-class Quiet:
-    """A pump that is never asked."""
+class Job:
+    """A request that is never answered by itself; what it was told."""
 
-    def client_left(self) -> None: ...
+    def __init__(self) -> None:
+        self.told: list[object] = []
 
-    def pause(self) -> None: ...
+    def received(self, size: int) -> None:
+        self.told.append(size)
 
-    def resume(self) -> None: ...
+    def body(self, data: bytes) -> None:
+        self.told.append(data)
+
+    def body_failed(self, error: ApiError) -> None:
+        self.told.append(error.message)
+
+    def client_left(self) -> None:
+        self.told.append("left")
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
 
 
-def connected(begun: asyncio.Event | None = None) -> tuple[ClientServer, ClientConnection, Wire]:
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        if begun is not None:
-            begun.set()
-            await asyncio.get_running_loop().create_future()
-        return Sent(True)
+class Stage:
+    """A connection whose requests are written down; POSTs are asked for their body, others answered at once."""
 
-    server, wire = ClientServer(handler, lambda text: None), Wire()
-    connection = server()
-    connection.connection_made(wire)
-    return server, connection, wire
+    def __init__(self) -> None:
+        self.heads: list[RequestHead] = []
+        self.jobs: list[Job] = []
+        self.wire = Wire()
+        self.server = ClientServer(self.handle)
+        self.connection = self.server()
+        self.connection.connection_made(self.wire)
+
+    def handle(self, connection: ClientConnection, head: RequestHead) -> None:
+        self.heads.append(head)
+        if head.method == "POST":
+            self.jobs.append(Job())
+            connection.collect(self.jobs[-1])
+        else:
+            connection.answered(keep_alive=head.keep_alive)
+
+    def feed(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.connection.data_received(piece)
+
+
+HEAD = b"POST /p HTTP/1.1\r\nHost: x\r\n"
+LENGTH = HEAD + b"Content-Length: 5\r\n\r\nhello"
+CHUNKS = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+GET = b"GET /g HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_", [LENGTH, CHUNKS])
+def test_however_it_is_cut_a_request_is_the_same(request_: bytes) -> None:
+    async def run() -> None:
+        data = request_ + GET
+        for cut in range(1, len(data)):
+            for other in (cut, min(cut + 1, len(data)), min(cut + 7, len(data))):
+                stage = Stage()
+                stage.feed(*(piece for piece in (data[:cut], data[cut:other], data[other:]) if piece))
+                assert [head.path for head in stage.heads] == ["/p"], "the second one waits for the first one's answer"
+                told = stage.jobs[0].told
+                assert told[-1] == b"hello" and sum(size for size in told[:-1] if isinstance(size, int)) == 5
+                assert not stage.server.bodies and not stage.server.heads and not stage.server.idle
+                stage.connection.answered(keep_alive=True)
+                assert [head.path for head in stage.heads] == ["/p", "/g"] and not stage.wire.ended
+                assert list(stage.server.idle) == [stage.connection]
+                stage.connection.connection_lost(None)
+                assert not stage.server.idle and not stage.server.connections
+
+    asyncio.run(run())
+
+
+def test_many_requests_at_once_are_no_deep_stack() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(GET * 5000)
+        assert len(stage.heads) == 5000 and not stage.wire.ended
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_what_comes_behind_a_running_request_is_bounded() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(LENGTH, GET * 2000)
+        assert not stage.wire.paused
+        stage.feed(GET * 1000)
+        assert stage.wire.paused
+        stage.connection.answered(keep_alive=True)
+        assert not stage.wire.paused and len(stage.heads) == 3001
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_running_request_hears_of_its_client() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(LENGTH)
+        stage.connection.pause_writing()
+        stage.connection.resume_writing()
+        stage.connection.eof_received()
+        stage.connection.connection_lost(None)
+        assert stage.jobs[0].told == [5, b"hello", "pause", "resume", "left"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+def test_a_body_that_comes_after_its_answer_is_thrown_away(keep_alive: bool) -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(LENGTH.replace(b"hello", b"he"))
+        stage.connection.answered(keep_alive=keep_alive)
+        assert stage.wire.at_end != keep_alive and not stage.wire.ended
+        stage.feed(b"l", b"lo" + GET)
+        assert len(stage.heads) == (2 if keep_alive else 1)
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("behind", [b"", b"GET /g HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize(
+    "broken", [b"G\r\n\r\n", b"\0", b"X" * 70_000, CHUNKS.replace(b"3\r\n", b"zz\r\n"), LENGTH[:-9] + b"x\r\n\r\n"]
+)
+def test_behind_what_is_no_request_nothing_is_one(broken: bytes, behind: bytes) -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(broken + behind)
+        for job in stage.jobs:
+            assert job.told[-1] == "the body cannot be read"
+            stage.connection.answered(keep_alive=False)
+        assert stage.wire.at_end and (stage.jobs or stage.wire.data.startswith(b"HTTP/1.1 400 "))
+        stage.feed(GET)
+        assert len(stage.heads) == len(stage.jobs)
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_an_idle_connection_ends() -> None:
+    async def run() -> None:
+        stage = Stage()
+        now = clock.monotonic()
+        stage.server.end_late(now + KEEPALIVE - 1, 1, 1)
+        assert not stage.wire.ended
+        stage.server.end_late(now + KEEPALIVE + 1, 1, 1)
+        assert stage.wire.ended == "closed"
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_slow_body_has_two_deadlines() -> None:
+    async def run() -> None:
+        for silence, longest, late in ((2, 20, True), (20, 2, True), (20, 200, False)):
+            stage = Stage()
+            stage.feed(LENGTH[:-2])
+            stage.connection.end_late_body(clock.monotonic() + 3, silence, longest)
+            assert (stage.jobs[0].told[-1] == "the body did not arrive in time") == late
+            stage.connection.connection_lost(None)
+
+    asyncio.run(run())
 
 
 def test_an_answer_that_nobody_takes_ends_its_connection() -> None:
     async def run() -> None:
-        server, connection, wire = connected()
+        stage = Stage()
+        server, connection, wire = stage.server, stage.connection, stage.wire
         wire.unsent = 10
         for now in (0.0, 0.9):
             server.end_unread(now, 1)
@@ -70,9 +233,9 @@ def test_an_answer_that_nobody_takes_ends_its_connection() -> None:
         for now in (1.1, 2.0):
             server.end_unread(now, 1)
         assert not wire.ended
-        connection.pump = Quiet()  # a running call has deadlines of its own
+        connection.job = Job()  # a running call has deadlines of its own
         server.end_unread(9.0, 1)
-        connection.pump = None
+        connection.job = None
         for now in (9.1, 10.0):
             server.end_unread(now, 1)
         assert not wire.ended
@@ -85,14 +248,14 @@ def test_an_answer_that_nobody_takes_ends_its_connection() -> None:
 
 def test_a_closed_connection_with_an_answer_left_is_ended_too() -> None:
     async def run() -> None:
-        server, connection, wire = connected()
-        wire.unsent = 10
-        connection.force_close()
-        assert wire.ended == "closed"
+        stage = Stage()
+        stage.wire.unsent = 10
+        stage.connection.close()
+        assert stage.wire.ended == "closed"
         for now in (0.0, 1.1):
-            server.end_unread(now, 1)
-        assert wire.ended == "aborted"
-        connection.connection_lost(None)
+            stage.server.end_unread(now, 1)
+        assert stage.wire.ended == "aborted"
+        stage.connection.connection_lost(None)
 
     asyncio.run(run())
 
@@ -100,30 +263,28 @@ def test_a_closed_connection_with_an_answer_left_is_ended_too() -> None:
 @pytest.mark.parametrize("data", [b"G", b"GET /x HTTP/1.1\r\nHost: x\r\nX: ", b"\r\n"])
 def test_a_late_head_is_told_and_ended(data: bytes) -> None:
     async def run() -> None:
-        server, connection, wire = connected()
-        connection.data_received(data)
+        stage = Stage()
+        stage.feed(data)
         begun = clock.monotonic()
-        server.end_late_heads(begun + 0.5, 1)
-        assert not wire.data
-        connection.data_received({b"G": b"E", b"\r\n": data}.get(data, b"a"))  # a trickle moves no deadline
-        server.end_late_heads(begun + 1.5, 1)
-        assert wire.data.startswith(b"HTTP/1.1 400 ") and wire.ended == "closed"
-        connection.connection_lost(None)
+        stage.server.end_late(begun + 0.5, 1, 1)
+        assert not stage.wire.data
+        stage.feed({b"G": b"E", b"\r\n": data}.get(data, b"a"))  # a trickle moves no deadline
+        stage.server.end_late(begun + 1.5, 1, 1)
+        assert stage.wire.data.startswith(b"HTTP/1.1 400 ") and stage.wire.at_end
+        stage.connection.connection_lost(None)
 
     asyncio.run(run())
 
 
-def test_a_request_that_is_answered_or_sends_its_body_is_no_late_head() -> None:
+def test_a_request_that_is_answered_is_no_late_head() -> None:
     async def run() -> None:
-        begun = asyncio.Event()
-        server, connection, wire = connected(begun)
-        connection.data_received(b"POST / HT")
-        connection.data_received(b"TP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
-        connection.data_received(b"abc")
-        await asyncio.wait_for(begun.wait(), 5)
-        connection.data_received(b"def")
-        server.end_late_heads(clock.monotonic() + 99, 1)
-        assert not wire.data and not wire.ended
-        connection.connection_lost(None)
+        stage = Stage()
+        stage.feed(b"POST / HT", b"TP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabcdefghi", b"GET")
+        stage.server.end_late(clock.monotonic() + 99, 1, 1)
+        assert not stage.wire.data and not stage.wire.ended
+        stage.connection.answered(keep_alive=True)
+        stage.server.end_late(clock.monotonic() + 99, 1, 1)
+        assert stage.wire.data.startswith(b"HTTP/1.1 400 ")
+        stage.connection.connection_lost(None)
 
     asyncio.run(run())

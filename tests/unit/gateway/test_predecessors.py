@@ -78,6 +78,23 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.wait_for(wait(), 30)
 
 
+class Waiting:
+    """A call in a queue, for a task that waits."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self.lease: Lease | None = None
+
+    def admitted(self, lease: Lease) -> None:
+        self.lease = lease
+        if not self.future.done():
+            self.future.set_result(lease)
+
+    def refused(self, error: ApiError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
 async def call(side: Side, line: Successor | None, number: int, chance: random.Random, most: list[int]) -> None:
     """One call as an exchange makes it: allowance, admission, some time, an end."""
     group = side.engines.groups[chance.choice("ab")]
@@ -96,13 +113,12 @@ async def call(side: Side, line: Successor | None, number: int, chance: random.R
         else:
             if found.displaced is not None:
                 group.turn_away(*found.displaced)
-            waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-            group.waiters[number] = waiter
+            waiter = group.waiters[number] = Waiting()
             try:
-                lease = await waiter
+                lease = await waiter.future
             except BaseException:
-                if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                    group.release(waiter.result(), Outcome.IGNORED)
+                if waiter.lease is not None:
+                    group.release(waiter.lease, Outcome.IGNORED)
                 raise
             finally:
                 group.waiters.pop(number, None)

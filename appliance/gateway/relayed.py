@@ -1,0 +1,365 @@
+"""One request on a relayed route from its head to its record: key, body, call, claim, exchange.
+
+The only place that orders these steps. They follow one another by calls; where a step must wait, for the body, for a
+place or for another process, it is called back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from appliance import clock
+from appliance.config.model import Config
+from appliance.errors import ApiError
+from appliance.policy.allowance import Hold
+from appliance.wire import deliveryprobe, headers, openai
+from appliance.wire.openai import Call, Route
+from appliance.wire.requesthead import RequestHead
+from appliance.wire.usage import Usage, find_usage
+
+from .allowances import Allowances
+from .answer import Answer
+from .auth import Gatekeeper, Principal
+from .bodies import Share
+from .claim import Claim
+from .clients import forwarded_address, forwarding
+from .connection import ClientConnection
+from .deliveryprobe import DeliveryProbes
+from .engines import Engines, Group
+from .exchange import Exchange
+from .faults import place
+from .ledger import Record
+from .relay import End, Finish
+from .tasks import Tasks
+
+ROLE = 1  # of a stream's events, the first holds no token
+FAILED = "the gateway failed on this request"
+
+
+class Host(Protocol):
+    """What the handler needs of the process around it."""
+
+    config: Config | None
+    engines: Engines
+    gatekeeper: Gatekeeper
+    allowances: Allowances
+    exchanges: set[Exchange]
+    tasks: Tasks
+    draining: bool
+    retired: bool
+    closing: bool
+    started: float
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another process decides what keys may use."""
+
+    async def hold_elsewhere(self, principal: Principal, call: Call, route: Route) -> Hold | None:
+        """What that process lets the call use; None where this one decides again. Raises ApiError."""
+
+    def finished(self, record: Record) -> None:
+        """A call ended: count and write it."""
+
+    def warn(self, text: str) -> None:
+        """One line for the operator."""
+
+
+class RelayedRequest:
+    """One request on a relayed route, and what is known of it for its record. Its connection's job; `_end` is its one
+    end."""
+
+    def __init__(
+        self,
+        host: Host,
+        connection: ClientConnection,
+        head: RequestHead,
+        answer: Answer,
+        route: Route,
+        number: int,
+        share: Share,
+        probes: DeliveryProbes,
+    ) -> None:
+        self.host, self.connection, self.head, self.answer = host, connection, head, answer
+        self.route, self.number = route, number
+        self.share = share  # of the memory for bodies
+        self.probes = probes
+        self.client = forwarded_address(host.config, head, connection.remote)
+        self.arrived, self.at = clock.monotonic(), clock.wall()
+        self.config: Config | None = None
+        self.principal: Principal | None = None
+        self.call: Call | None = None
+        self.exchange: Exchange | None = None
+        self.claim: Claim | None = None
+        self.task: asyncio.Task[None] | None = None  # what cannot be done at once
+        self.done = False
+
+    # --- the connection's calls -----------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """What the head says is enough to refuse, or to ask for the body."""
+        self._step(self._look_at_head)
+
+    def received(self, size: int) -> None:
+        config = self.config
+        assert config is not None
+        limit = config.gateway.max_body
+        if self.share.size + size > limit:
+            raise _too_large(limit)
+        self.share.grow(size, config.gateway.max_bodies)
+
+    def body(self, data: bytes) -> None:
+        self._step(self._look_at_body, data)
+
+    def body_failed(self, error: ApiError) -> None:
+        self.answer.keep_alive = False
+        self._refuse(error)
+
+    def client_left(self) -> None:
+        if self.exchange is not None:
+            self.exchange.client_left()
+        else:
+            self._end(Finish(End.LEFT))
+
+    def pause(self) -> None:
+        if self.exchange is not None:
+            self.exchange.pause()
+
+    def resume(self) -> None:
+        if self.exchange is not None:
+            self.exchange.resume()
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+    def _step(self, step: Callable[..., None], *arguments: bytes) -> None:
+        try:
+            step(*arguments)
+        except ApiError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fail(error)
+
+    def _look_at_head(self) -> None:
+        host, head, answer = self.host, self.head, self.answer
+        answer.bodyless = head.method == "HEAD"
+        if is_preflight(head, answer):
+            answer.reply(204, b"", [])
+            self._end(Finish(End.COMPLETE))
+            return
+        self.principal = host.gatekeeper.principal(head.values)
+        only(head, answer, "POST")
+        if host.closing:
+            raise ApiError("gateway_draining", "the gateway is stopping; try again", retry_after=2)
+        self.config = config = host.config
+        if config is None:
+            raise invalid_config()
+        announced = head.length or 0
+        try:
+            if announced > config.gateway.max_body:
+                raise _too_large(config.gateway.max_body)
+            self.share.check(announced, config.gateway.max_bodies)
+        except ApiError:
+            answer.keep_alive = False  # what is sent of it would be read as the next request
+            raise
+        self.connection.collect(self)
+
+    def _look_at_body(self, body: bytes) -> None:
+        host, route, principal, config = self.host, self.route, self.principal, self.config
+        assert principal is not None and config is not None
+        self.call = call = openai.parse_call(route, body, self.head.get("content-type"))
+        if call.model == deliveryprobe.MODEL:
+            self._probe(call, body)
+            return
+        group = host.engines.by_model.get(call.model)
+        if group is None:
+            raise ApiError("model_not_found", f"no engine serves the model {call.model[:200]!r}", param="model")
+        if not principal.may_use(call.model):
+            raise ApiError("model_not_allowed", f"this key may not use the model {call.model[:200]!r}", param="model")
+        self.answer.stream = call.stream
+        if host.is_followed:
+            self.task = host.tasks.start(self._claim_elsewhere(call, group, body), "claim")
+            return
+        try:
+            self.claim = Claim(host.allowances, principal, call, route)
+        finally:  # a client that is refused wants to know where it stands as well
+            self.answer.extra += host.allowances.fields(principal)
+        self._exchange(self.claim, call, group, body)
+
+    async def _claim_elsewhere(self, call: Call, group: Group, body: bytes) -> None:
+        """The allowance is another process's to give."""
+        host, principal = self.host, self.principal
+        assert principal is not None
+        try:
+            try:
+                hold = await host.hold_elsewhere(principal, call, self.route)
+                self.claim = Claim(host.allowances, principal, call, self.route, hold)
+            finally:
+                self.task = None
+                self.answer.extra += host.allowances.fields(principal)
+            self._exchange(self.claim, call, group, body)
+        except ApiError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fail(error)
+
+    def _exchange(self, claim: Claim, call: Call, group: Group, body: bytes) -> None:
+        host, config, principal, connection = self.host, self.config, self.principal, self.connection
+        assert config is not None and principal is not None
+        self.exchange = exchange = Exchange(
+            self.answer,
+            call,
+            self.route,
+            group,
+            host.engines,
+            lambda: (host.config or config).gateway,
+            self._exchanged,
+            host.tasks.start,
+            ticket=claim.ticket(self.number, self.arrived),
+            fields=headers.upstream_fields(self.head.fields, self.head.connection),
+            body=claim.bounded(body, group.engine.vllm.get("max_model_len")),
+            is_paused=lambda: connection.writing_paused,
+            body_sent=self.share.give_back,
+            longest=principal.limits.stream_time,
+        )
+        host.exchanges.add(exchange)
+        exchange.begin()
+
+    def _exchanged(self, finish: Finish) -> None:
+        if self.exchange is not None:
+            self.host.exchanges.discard(self.exchange)
+        self._end(finish)
+
+    def _probe(self, call: Call, body: bytes) -> None:
+        """What stands in front is tried, not an engine."""
+        if not call.stream:
+            self._end(self.probes.answer_whole(self.answer, len(body)))
+            return
+        self.answer.stream = True
+        plan = deliveryprobe.parse_plan(body)
+        version = "1.1" if self.head.http11 else "1.0"
+        seen = deliveryprobe.Seen(version, self.client, forwarding(self.host.config, self.head, self.connection.remote))
+        self.task = self.host.tasks.start(self._probe_stream(plan, seen), "delivery probe")
+
+    async def _probe_stream(self, plan: deliveryprobe.Plan, seen: deliveryprobe.Seen) -> None:
+        try:
+            finish = await self.probes.answer_stream(self.answer, plan, seen)
+        except ApiError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._end(finish)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+    def _refuse(self, error: ApiError) -> None:
+        if not self.done:
+            self.answer.fail(error)
+            self._end(Finish(End.REFUSED, error.settled()))
+
+    def _fail(self, error: Exception) -> None:
+        """A fault of ours; an error page in the middle of a body would be read as part of it."""
+        self.host.warn(f"a request failed: {place(error)}")
+        self._refuse(ApiError("engine_error", FAILED))
+
+    def _end(self, finish: Finish) -> None:
+        if self.done:
+            return
+        self.done = True
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
+        if self.exchange is not None:
+            self.exchange.client_left()  # where it could not even begin
+        try:
+            self._record(finish)
+        finally:
+            self.share.give_back()
+            self.connection.answered(keep_alive=self.answer.keeps_connection)
+
+    def _record(self, finish: Finish) -> None:
+        exchange, relay = self.exchange, self.exchange.relay if self.exchange else None
+        now = clock.monotonic()
+        usage: Usage | None = None
+        try:
+            usage = self._usage(finish)
+        finally:
+            if self.claim is not None:
+                self.claim.settle(exchange, finish, usage)
+        admitted = exchange.admitted_at if exchange else None
+        first = relay.first_at if relay else None
+        error = finish.error
+        self.host.finished(
+            Record(
+                at=self.at,
+                request_id=self.answer.request_id,
+                key_id=self.principal.key_id if self.principal else "",
+                client=self.client,
+                route=self.route.path,
+                model=self.call.model[:200] if self.call else "",
+                engine=exchange.replica.name if exchange and exchange.replica else "",
+                status=self.answer.status or (499 if finish.end is End.LEFT else 0),
+                outcome=_OUTCOMES[finish.end],
+                code=error.code if error else "",
+                stream=bool(self.call and self.call.stream),
+                queue_ms=(admitted - self.arrived) * 1000 if admitted is not None else None,
+                first_token_ms=(first - admitted) * 1000 if first is not None and admitted is not None else None,
+                total_ms=(now - self.arrived) * 1000,
+                events=relay.events if relay else 0,
+                prompt_tokens=usage.prompt_tokens if usage and usage.knows_prompt else None,
+                cached_tokens=usage.cached_tokens if usage and usage.knows_prompt else None,
+                completion_tokens=usage.completion_tokens if usage else None,
+                estimated=bool(usage and usage.estimated),
+                resent=exchange.resent if exchange else 0,
+            )
+        )
+
+    def _usage(self, finish: Finish) -> Usage | None:
+        """What the engine reported; for an answer that broke off, the token events that went by."""
+        relay = self.exchange.relay if self.exchange else None
+        if relay is None:
+            return None
+        told = find_usage(relay.usage_event) if relay.usage_event else None
+        if told is not None and finish.end is not End.COMPLETE and told.completion_tokens + ROLE < relay.events:
+            # Told in the beginning, as Anthropic's first event does, or in the middle.
+            return Usage(told.prompt_tokens, relay.events, told.cached_tokens, estimated=True)
+        if told is not None:
+            return told
+        if relay.kept:
+            return find_usage(bytes(relay.kept[-2048:])) or find_usage(bytes(relay.kept))
+        if finish.end is not End.COMPLETE and relay.events:
+            return Usage(0, relay.events, estimated=True)
+        return None
+
+
+_OUTCOMES = {
+    End.COMPLETE: "ok",
+    End.LEFT: "client_left",
+    End.REFUSED: "refused",
+    End.BROKEN: "broken",
+    End.LOST: "broken",
+}
+
+
+def only(head: RequestHead, answer: Answer, *methods: str) -> None:
+    """Raise ApiError for another method."""
+    if head.method not in methods:
+        answer.extra.append(("Allow", ", ".join(methods)))
+        raise ApiError("method_not_allowed", f"this route takes {' or '.join(methods)}, not {head.method}")
+
+
+def is_preflight(head: RequestHead, answer: Answer) -> bool:
+    """A browser's question before a call; it carries no key. Answered only for the origins that are configured."""
+    return (
+        head.method == "OPTIONS"
+        and "access-control-request-method" in head.values
+        and any(name == "Access-Control-Allow-Origin" for name, _ in answer.extra)
+    )
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError("request_too_large", f"the body is larger than {limit} bytes (gateway.max_body)")
+
+
+def invalid_config() -> ApiError:
+    """There is no configuration that could be served."""
+    return ApiError(
+        "config_invalid", "the configuration is invalid: the operator should run llm-appliance check", retry_after=60
+    )
