@@ -14,6 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from appliance import clock
@@ -66,28 +68,20 @@ def record_of(values: Mapping[str, object]) -> Record:
 
 def line(record: Record) -> str:
     """The record as `key=value`, what is not known left out."""
-    return " ".join(
-        f"{name}={_word(value)}"
-        for name, value in (
-            ("request", record.request_id),
-            ("key", record.key_id),
-            ("client", record.client),
-            ("route", record.route),
-            ("model", record.model),
-            ("engine", record.engine),
-            ("status", record.status),
-            ("outcome", record.outcome),
-            ("code", record.code),
-            ("queue_ms", record.queue_ms),
-            ("ttft_ms", record.first_token_ms),
-            ("total_ms", record.total_ms),
-            ("events", record.events),
-            ("prompt_tokens", record.prompt_tokens),
-            ("completion_tokens", record.completion_tokens),
-            ("resent", record.resent or None),
-        )
-        if value not in (None, "")
-    )
+    words = [f"{name}={_word(value)}" for name, value in zip(_NAMES, _NAMED(record), strict=True) if value != ""]
+    words += [f"{name}={value:.1f}" for name, value in zip(_TIMES, _TIMED(record), strict=True) if value is not None]
+    words += [f"{name}={value}" for name, value in zip(_COUNTS, _COUNTED(record), strict=True) if value is not None]
+    if record.resent:
+        words.append(f"resent={record.resent}")
+    return " ".join(words)
+
+
+_NAMES = ("request", "key", "client", "route", "model", "engine", "status", "outcome", "code")
+_NAMED = attrgetter("request_id", "key_id", "client", "route", "model", "engine", "status", "outcome", "code")
+_TIMES = ("queue_ms", "ttft_ms", "total_ms")
+_TIMED = attrgetter("queue_ms", "first_token_ms", "total_ms")
+_COUNTS = ("events", "prompt_tokens", "completion_tokens")
+_COUNTED = attrgetter("events", "prompt_tokens", "completion_tokens")
 
 
 def entry(record: Record) -> dict[str, object]:
@@ -100,9 +94,8 @@ def entry(record: Record) -> dict[str, object]:
     return found
 
 
+@lru_cache(maxsize=512)
 def _word(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.1f}"
     text = str(value)
     # Names come from clients: one that holds a blank or a control character is quoted, so it cannot forge a field.
     return text if text.isascii() and text.isprintable() and " " not in text and '"' not in text else json.dumps(text)

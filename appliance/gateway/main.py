@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import resource
 import signal
 import sys
@@ -82,6 +83,8 @@ async def _serve(config: str, places: Places, descriptor: int | None) -> int:
         log.log(journal.NOTICE, f"listening on {listens}, admin on {app.admin_address}", LLM_EVENT="gateway-started")
         notify.ready(line(app))
         app.watch()
+        gc.freeze()  # what is there now stays: looking through it again and again would cost calls their time
+        gc.set_threshold(10_000)
         await app.stop.wait()
         log.log(journal.NOTICE, f"stopping, {len(app.exchanges)} calls run", LLM_EVENT="gateway-stopping")
         if not app.retired:

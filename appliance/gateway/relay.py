@@ -28,6 +28,7 @@ from .upstream import EngineConnection
 KEPT = 65536  # bytes at an answer's end in which its usage is looked for
 JOINED = 16384  # a request up to this size is copied behind its head; a larger body is not copied
 HEAD_OF_BODY = 4096  # and at its beginning: some bodies tell it there
+END = b"0\r\n\r\n"  # the last chunk, without trailers
 INTERIM = 8  # heads with a status below 200 before an answer
 
 
@@ -249,6 +250,9 @@ class Relay:
                 if not data:
                     self._pass([], ready)
                     return
+            if data == END and self.done_seen:
+                self._stream_end([], ready)
+                return
         self._look(data, ready)
 
     def _begin(self, now: float) -> None:

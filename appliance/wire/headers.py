@@ -53,17 +53,9 @@ class ResponseHead:
     chunked: bool
     length: int | None
     keep_alive: bool
+    is_stream: bool = False  # whether the body is server-sent events
     onward: str = ""  # the fields that go on to the client, as lines
     onward_stream: str = ""  # for a stream, whose Content-Type and Cache-Control the gateway writes
-
-    def get(self, name: str) -> str:
-        """The first field of that name, or the empty string."""
-        return next((value for key, value in self.fields if key == name), "")
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the body is server-sent events."""
-        return self.get("content-type").partition(";")[0].strip().lower() == "text/event-stream"
 
 
 def request_id(given: str) -> str | None:
@@ -131,10 +123,14 @@ def _framed(status: int, version: str, fields: tuple[tuple[str, str], ...]) -> R
     if status in (204, 304) or status < 200:
         chunked, length = False, 0
     keep_alive = "close" not in words and (version == "HTTP/1.1" or "keep-alive" in words)
+    kind = next((value for name, value in fields if name == "content-type"), "")
+    is_stream = kind.partition(";")[0].strip().lower() == "text/event-stream"
     onward = _downstream(fields, words)
     stream = [pair for pair in onward if pair[0] not in ("content-type", "cache-control")]
     length = None if chunked else length
-    return ResponseHead(status, fields, chunked, length, keep_alive, render_fields(onward), render_fields(stream))
+    return ResponseHead(
+        status, fields, chunked, length, keep_alive, is_stream, render_fields(onward), render_fields(stream)
+    )
 
 
 def render_fields(fields: Iterable[tuple[str, str]]) -> str:

@@ -115,10 +115,11 @@ def with_usage(body: bytes, call: Call) -> tuple[bytes, ...]:
 
     A `stream_options` of the client is repeated with the addition: the last one counts.
     """
-    options = {**(call.stream_options or {}), "include_usage": True}
     end = body.rindex(b"}")
-    addition = b',"stream_options":' + json.dumps(options, separators=(",", ":")).encode()
-    return body[:end], addition + b"}"
+    if not call.stream_options:
+        return body[:end], b',"stream_options":{"include_usage":true}}'
+    options = {**call.stream_options, "include_usage": True}
+    return body[:end], b',"stream_options":%b}' % json.dumps(options, separators=(",", ":")).encode()
 
 
 def with_limit(body: bytes, route: Route, tokens: int) -> bytes:
