@@ -34,7 +34,7 @@ PAGE_FIELDS = (
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
 )
-SERVER = [("Server", "llm-appliance")]
+SERVER = "Server: llm-appliance\r\n"
 
 
 class Admin:

@@ -62,17 +62,17 @@ class Allowances:
         if self.settled is not None:
             self.settled(hold, used)
 
-    def fields(self, principal: Principal) -> list[tuple[str, str]]:
-        """The response fields that tell a client where it stands, for the limits that its key has."""
+    def fields(self, principal: Principal) -> str:
+        """The response fields, as lines, that tell a client where it stands, for the limits that its key has."""
         limits = principal.limits
         if limits.rpm is None and limits.tpm is None:
-            return []
+            return ""
         account, now = self._account(principal), clock.monotonic()
-        found: list[tuple[str, str]] = []
+        found = ""
         if limits.rpm is not None:
-            found += _standing(REQUESTS, limits.rpm, account.requests.debt(limits.rpm, now))
+            found = _standing("Requests", limits.rpm, account.requests.debt(limits.rpm, now))
         if limits.tpm is not None:
-            found += _standing(TOKENS, limits.tpm, account.tokens.debt(limits.tpm, now))
+            found += _standing("Tokens", limits.tpm, account.tokens.debt(limits.tpm, now))
         return found
 
     def _account(self, principal: Principal) -> Account:
@@ -186,16 +186,13 @@ class Allowances:
                     quota.restore(float(pair[0]), int(pair[1]), epoch)
 
 
-REQUESTS, TOKENS = (
-    (f"X-RateLimit-Limit-{word}", f"X-RateLimit-Remaining-{word}", f"X-RateLimit-Reset-{word}")
-    for word in ("Requests", "Tokens")
-)
-
-
-def _standing(names: tuple[str, str, str], limit: int, debt: float) -> tuple[tuple[str, str], ...]:
+def _standing(word: str, limit: int, debt: float) -> str:
     """The limit, what is left of it, and when it is whole again."""
-    left, reset = max(int(limit - debt), 0), ceil(debt * 60_000 / limit) / 1000
-    return (names[0], str(limit)), (names[1], str(left)), (names[2], f"{reset:g}s")
+    left = int(limit - debt)
+    return (
+        f"X-RateLimit-Limit-{word}: {limit}\r\nX-RateLimit-Remaining-{word}: {left if left > 0 else 0}\r\n"
+        f"X-RateLimit-Reset-{word}: {ceil(debt * 60_000 / limit) / 1000:g}s\r\n"
+    )
 
 
 def prompt_tokens(call: Call, route: Route) -> int:

@@ -53,14 +53,14 @@ class Answer:
         request_id: str,
         http11: bool,
         keep_alive: bool,
-        extra: list[tuple[str, str]],
+        extra: str = "",
     ) -> None:
         self.transport = transport
         self.shape = shape
         self.request_id = request_id
         self.chunked = http11  # HTTP/1.0 knows no chunks: there the end of the connection ends the answer
         self.keep_alive = keep_alive and http11
-        self.extra = extra
+        self.extra = extra  # fields for every kind of answer, as lines
         self.stream = False
         self.committed = False
         self.pending = b""  # a head that waits for the first bytes behind it
@@ -91,10 +91,9 @@ class Answer:
             self.keep_alive = False
         if not self.keep_alive:
             framing += "Connection: close\r\n"
-        extra = headers.render_fields(self.extra) if self.extra else ""
         self.pending = (
             f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}\r\n{fields}{framing}X-Request-Id: {self.request_id}\r\n"
-            f"Date: {date_of(int(clock.wall()))}\r\n{extra}\r\n"
+            f"Date: {date_of(int(clock.wall()))}\r\n{self.extra}\r\n"
         ).encode("latin-1", "replace")
 
     def frame(self, payload: bytes) -> bytes:

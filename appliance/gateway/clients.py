@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from appliance.config.model import Config
+from appliance.wire.headers import render_fields
 from appliance.wire.requesthead import RequestHead
 
 # What a page may read of an answer besides its body: the SDKs obey the last three there as well.
@@ -58,12 +59,12 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def cors_fields(config: Config | None, head: RequestHead) -> list[tuple[str, str]]:
-    """Response fields for a browser of a configured origin; none for everybody else."""
+def cors_fields(config: Config | None, head: RequestHead) -> str:
+    """Response fields, as lines, for a browser of a configured origin; none for everybody else."""
     origins = config.gateway.cors_origins if config else ()
     origin = head.get("origin") if origins else ""
     if not origin or (origin not in origins and "*" not in origins):
-        return []
+        return ""
     fields = [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
     if head.method == "OPTIONS":
         fields += [
@@ -73,4 +74,4 @@ def cors_fields(config: Config | None, head: RequestHead) -> list[tuple[str, str
         ]
     else:
         fields.append(("Access-Control-Expose-Headers", EXPOSED))
-    return fields
+    return render_fields(fields)

@@ -236,7 +236,6 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is not None and not self._ending:
             Answer(
                 self.transport, shape=Shape.OPENAI, request_id=new_request_id(), http11=True, keep_alive=False,
-                extra=[],
             ).refuse(error)  # fmt: skip
             self._reading = True  # whatever else is sent
             self._end()

@@ -81,16 +81,20 @@ def test_a_keys_cap_is_shared_by_the_answers(
     assert (caught.value.status, caught.value.param) == (400, "max_tokens")
 
 
+def lines(fields: str) -> dict[str, str]:
+    return dict(line.split(": ") for line in fields.split("\r\n")[:-1])
+
+
 def test_fields_are_those_of_the_limits(tmp_path: Path) -> None:
     allowances = Allowances(str(tmp_path / "use.json"), print)
-    assert allowances.fields(principal()) == []
+    assert allowances.fields(principal()) == ""
     who = principal(rpm=60, tpm=6000)
     allowances.take(who, call(max_tokens=500), CHAT)
-    told = dict(allowances.fields(who))
+    told = lines(allowances.fields(who))
     assert told["X-RateLimit-Limit-Requests"] == "60" and told["X-RateLimit-Remaining-Requests"] == "59"
     assert told["X-RateLimit-Limit-Tokens"] == "6000" and 5400 <= int(told["X-RateLimit-Remaining-Tokens"]) <= 5402
     assert 5.9 <= float(told["X-RateLimit-Reset-Tokens"].rstrip("s")) <= 6.0
-    assert set(dict(allowances.fields(principal("k-2", rpm=1)))) == {
+    assert set(lines(allowances.fields(principal("k-2", rpm=1)))) == {
         "X-RateLimit-Limit-Requests", "X-RateLimit-Remaining-Requests", "X-RateLimit-Reset-Requests"
     }  # fmt: skip
 

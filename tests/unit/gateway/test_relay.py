@@ -57,7 +57,7 @@ class Stage:
         loop = asyncio.get_running_loop()
         self.client, self.engine = Wire(), Wire()
         route = ROUTES[path]
-        self.answer = Answer(self.client, shape=route.shape, request_id="r", http11=http11, keep_alive=True, extra=[])
+        self.answer = Answer(self.client, shape=route.shape, request_id="r", http11=http11, keep_alive=True)
         self.answer.stream = stream
         self.ends: list[Finish] = []
         call = Call(model="m", stream=stream, size=1)
