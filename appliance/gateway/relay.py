@@ -59,10 +59,10 @@ class Relay:
     """The pump of one attempt. `ended` is called exactly once; after that neither side is touched."""
 
     __slots__ = (
-        "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen", "ended", "events",
-        "excused_at", "failed", "fields", "first_at", "head", "heard_before", "hide_usage", "interim", "kept",
-        "last_at", "left", "paused_at", "prefixes", "progress_at", "route", "sent_at", "splitter", "start", "status",
-        "suffixes", "usage_event",
+        "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen",
+        "ended", "events", "excused_at", "failed", "fields", "first_at", "head", "heard_before", "hide_usage",
+        "interim", "kept", "last_at", "left", "paused_at", "profile", "progress_at", "route", "sent_at", "splitter",
+        "start", "status", "usage_event",
     )  # fmt: skip
 
     def __init__(
@@ -91,8 +91,7 @@ class Relay:
         self.done_seen = self.failed = self.done = False
         self.events = 0
         self.usage_event = b""
-        profile = sse.PROFILES[route.shape]
-        self.suffixes, self.prefixes = profile.suffixes, profile.prefixes
+        self.profile = sse.PROFILES[route.shape]
         self.sent_at = self.last_at = self.progress_at = self.excused_at = clock.monotonic()
         self.heard_before: float | None = None  # `heard_at` when `progress_at` was last set without a byte
         self.first_at: float | None = None
@@ -222,7 +221,7 @@ class Relay:
         ready = b""
         if self.clean:
             position = count = 0
-            size, suffixes, prefixes = len(data), self.suffixes, self.prefixes
+            size, (suffixes, prefixes, done) = len(data), self.profile
             while position < size:
                 line = data.find(b"\r\n", position, position + 18)
                 try:
@@ -232,15 +231,20 @@ class Relay:
                     break
                 if digits[0] == 48 or not digits.isalnum():  # int() takes signs, blanks, `_` and `0x`; HTTP does not
                     break
-                if end > size or not data.endswith(suffixes, position, end):
+                if end > size:
                     break
-                if prefixes and not (
+                if not data.endswith(suffixes, position, end):
+                    if not (done and data.startswith(done, position)):
+                        break
+                    self.done_seen = True
+                elif prefixes and not (
                     data.startswith(prefixes, line + 2) and data.find(b"\n\n", line + 2, end) == end - 4
                 ):
                     break
+                else:
+                    count += 1
                 position = end
-                count += 1
-            if count:
+            if position:
                 self.events += count
                 self.progress_at = now
                 if position == size and self.begun:

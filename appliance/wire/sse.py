@@ -10,7 +10,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .openai import Shape
 
@@ -79,21 +79,22 @@ class Kind(enum.Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NamedTuple):
     """How an API's token events look, for the look that costs least.
 
-    `suffixes` with the chunk's CRLF: such a chunk is a token event. Where the end says nothing, `prefixes` do.
+    `suffixes` with the chunk's CRLF: such a chunk is a token event. Where the end says nothing, `prefixes` do. `done`:
+    the chunk, framed, that says that the answer is whole; empty where no event is always the same.
     """
 
     suffixes: tuple[bytes, ...]
     prefixes: tuple[bytes, ...] = ()
+    done: bytes = b""
 
 
 # An OpenAI delta ends in its choices; the usage event ends in `}}` or `[]}`, an error event in `}}`.
 # Completions write `"usage":null` behind the choices; there the prefix `data: {"id"` is checked as well, by the kind.
 PROFILES: Mapping[Shape, Profile] = {
-    Shape.OPENAI: Profile((b"}]}\n\n\r\n", b'}],"usage":null}\n\n\r\n')),
+    Shape.OPENAI: Profile((b"}]}\n\n\r\n", b'}],"usage":null}\n\n\r\n'), done=b"e\r\ndata: [DONE]\n\n\r\n"),
     Shape.ANTHROPIC: Profile((b"\n\n\r\n",), (b"event: content_block_delta\n",)),
     Shape.RESPONSES: Profile((b"\n\n\r\n",), (b"event: response.output_text.delta\n",)),
 }
