@@ -1,6 +1,6 @@
 """`llm-appliance VERB`: the processes by their names, everything else through the command line.
 
-A process is imported only when it is asked for: the launcher and the generator start without aiohttp.
+A process is imported only when it is asked for: the launcher and the generator start without the gateway.
 """
 
 from __future__ import annotations

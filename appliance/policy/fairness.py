@@ -72,6 +72,9 @@ class _Class(Generic[T]):
 
     def ahead(self, call: T) -> int:
         """How many of the class go before one that waits in it."""
+        calls = self.waiting[call.key]
+        if len(self.waiting) == 1 and next(reversed(calls)) == call.number:  # as most that come, while one key waits
+            return len(calls) - 1
         own, mine = next(one for one in enumerate(self.starts(call.key)) if one[1][1] == call.number)
         others = (self.starts(key) for key in self.waiting if key != call.key)
         return own + sum(1 for starts in others for _ in takewhile(mine.__gt__, starts))

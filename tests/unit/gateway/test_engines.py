@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from appliance.config.model import Engine
+from appliance.errors import ApiError
 from appliance.gateway.clients import is_trusted
-from appliance.gateway.engines import StateFile, lora_names, served_names
+from appliance.gateway.engines import Group, StateFile, lora_names, served_names
 from appliance.gateway.listeners import parse_address, port_owner
 from appliance.gateway.upstream import Target, remote_target
 from appliance.host.files import replace_json
+from appliance.policy.admission import Admission, Lease, Outcome, Ticket
 
 
 def test_a_state_file_is_read_when_it_changes(tmp_path: Path) -> None:
@@ -65,3 +67,33 @@ def test_addresses_and_owners(tmp_path: Path) -> None:
         (tmp_path / "net" / "tcp").write_text("  sl  local_address\n" + row.format(state))
         assert port_owner(8080, str(tmp_path)) == owner
     assert port_owner(8081, str(tmp_path)) == ""
+
+
+class Brief:
+    """A call that waits, and ends as soon as it is let in."""
+
+    def __init__(self, group: Group, ended: list[int]) -> None:
+        self.group, self.ended = group, ended
+
+    def admitted(self, lease: Lease) -> None:
+        self.ended.append(lease.ticket.number)
+        self.group.release(lease, Outcome.OK)
+
+    def refused(self, error: ApiError) -> None:
+        raise AssertionError(error)
+
+
+def test_calls_that_end_at_once_let_the_next_ones_in_without_a_deep_stack() -> None:
+    group = Group(Engine(model="m"), Admission(queue_size=3000, queue_timeout=9.0))
+    group.admission.set_replica("m", limit=1, serving=True)
+    ended: list[int] = []
+    first = group.admission.offer(Ticket(0, "k", 0.0), 0.0)
+    assert isinstance(first, Lease)
+    for number in range(1, 3000):
+        group.admission.offer(Ticket(number, "k", 0.0), 0.0)
+        if number % 10:  # every tenth has left in the moment in which it is let in
+            group.waiters[number] = Brief(group, ended)
+    group.release(first, Outcome.OK)
+    assert ended == [number for number in range(1, 3000) if number % 10]
+    assert not group.waiters and group.admission.in_flight() == group.admission.waiting == 0
+    group.admission.check()
