@@ -18,7 +18,7 @@ HEAVIEST = 1 << 17
 
 
 class Claim:
-    """A reservation that is settled exactly once, in the `finally` of its call. Making one without `hold` may raise
+    """A reservation that is settled exactly once, where its call ends. Making one without `hold` may raise
     ApiError."""
 
     def __init__(

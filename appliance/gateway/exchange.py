@@ -109,7 +109,10 @@ class Exchange:
         """The call may run."""
         self.lease = lease
         self.admitted_at = clock.monotonic()
-        self._attempt()
+        try:
+            self._attempt()
+        except Exception as error:  # whoever lets this call in must not pay for it
+            self._fail(error)
 
     def refused(self, error: ApiError) -> None:
         """It may not."""
@@ -139,10 +142,9 @@ class Exchange:
             self.connecting = None
             replica.failed(clock.monotonic())
             self._lost(Loss(False, False, False, False, self.resent))
-        except Exception:
+        except Exception as error:
             self.connecting = None
-            self._end(Finish(End.REFUSED, ApiError("engine_error", "the gateway failed on this request")))
-            raise
+            self._fail(error)
         else:
             self.connecting = None
             replica.worked()
@@ -150,6 +152,11 @@ class Exchange:
                 connection.release(keep=True)
             else:
                 self._relay(replica, connection)
+
+    def _fail(self, error: Exception) -> None:
+        """A fault of ours."""
+        asyncio.get_running_loop().call_exception_handler({"message": "a call failed", "exception": error})
+        self._end(Finish(End.REFUSED, ApiError("engine_error", "the gateway failed on this request")))
 
     def _relay(self, replica: Replica, connection: EngineConnection) -> None:
         fields = f"X-Engine: {replica.name}\r\n{self._queue_fields()}"
@@ -224,7 +231,7 @@ class Exchange:
         return (
             f"POST {target.prefix}{self.route.path} HTTP/1.1\r\nhost: {target.authority}\r\n{self.fields}{key}"
             f"x-request-id: {self.answer.request_id}\r\ncontent-length: {length}\r\n\r\n"
-        ).encode("latin-1")  # as the parser decoded them
+        ).encode("latin-1", "replace")  # as the client's head was decoded
 
     def _queue_fields(self) -> str:
         """How long the call waited, and from which place; left out where a comment went first: the head is gone."""
