@@ -92,6 +92,7 @@ API_CODES: dict[str, tuple[int, str]] = {
     "not_found": (404, "not_found_error"),
     "method_not_allowed": (405, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
+    "request_quarantined": (422, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
     "quota_exceeded": (429, "rate_limit_error"),
     "concurrency_limit": (429, "rate_limit_error"),

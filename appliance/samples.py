@@ -87,6 +87,9 @@ class Ledger:
     since_any_byte_s: Maybe[float] = UNKNOWN  # since the engine sent any byte that is no comment
     structured: Maybe[int] = UNKNOWN  # open requests that ask for a grammar or schema
     largest_prompt_tokens: Maybe[int] = UNKNOWN  # estimate, of requests that have no first token yet
+    suspects: Maybe[int] = (
+        UNKNOWN  # requests, open or just failed, that were in flight at earlier crashes, the most often
+    )
     error: str = ""
 
 

@@ -131,6 +131,7 @@ def lines(value: Mapping[str, Any], now: float) -> Iterator[str]:
     gateway = value.get("gateway")
     if isinstance(gateway, Mapping):
         yield output.cut(_gateway(gateway), columns)
+        yield from _quarantine(gateway)
     runtime = value.get("runtime")
     if isinstance(runtime, Mapping) and runtime.get("phase") not in (None, "complete"):
         percent = runtime.get("percent")
@@ -161,6 +162,15 @@ def _gateway(gateway: Mapping[str, Any]) -> str:
     return f"gateway   {listen or addresses}: {gateway.get('running')} running, {gateway.get('queued')} queued" + (
         f", {rate:.0f} tok/s" if isinstance(rate, (int, float)) and rate else ""
     )
+
+
+def _quarantine(gateway: Mapping[str, Any]) -> Iterator[str]:
+    """Requests that are refused, and how that is lifted."""
+    refused = (gateway.get("quarantine") or {}).get("refused")
+    if refused:
+        requests = "1 request is" if refused == 1 else f"{refused} requests are"
+        yield f"{requests} refused for up to an hour, in flight at two crashes of an engine:"
+        yield "    journalctl LLM_EVENT=request-quarantined; systemctl restart llm-gateway lifts it"
 
 
 def _replicas(value: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:

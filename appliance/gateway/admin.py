@@ -124,6 +124,10 @@ class Admin:
             ("event_loop_lag_seconds", "gauge", "How late the last turn of the loop was.", [({}, state.loop_lag)]),
             ("ledger_dropped_total", "counter", "Usage records lost to a writer that could not keep up.",
              [({}, float(state.ledger.dropped))]),
+            ("quarantined_requests", "gauge", "Requests that are refused since engines crashed under them.",
+             [({}, float(state.quarantines.counts()["refused"]))]),
+            ("requests_quarantined_total", "counter", "Requests that came into quarantine.",
+             [({}, float(state.quarantines.total))]),
             ("draining", "gauge", "1 while the gateway finishes its calls to stop.", [({}, float(state.draining))]),
             *gpustate.metrics(state.engines.gpus.value),
         ]  # fmt: skip

@@ -32,6 +32,7 @@ from .learning import learn
 from .ledger import Ledger, Record
 from .metrics import Metrics
 from .predecessors import Predecessors
+from .quarantine import Quarantines
 from .selfprobe import SelfProbe
 from .server import ClientServer
 from .sockets import PUBLIC, Servers, Sockets
@@ -68,6 +69,7 @@ class App:
         self.metrics = Metrics()
         self.ledger = Ledger(journal.Journal("llm-gateway"))
         self.exchanges: set[Exchange] = set()
+        self.quarantines = Quarantines(log)
         self.predecessors = Predecessors(self.engines, self.allowances, self.gatekeeper, self.finished, log)
         self.successor: Successor | None = None
         self.effective = source.Effective(config=None)
@@ -361,6 +363,7 @@ class App:
                 server.end_late(now, self.settings.timeouts.head, self.settings.timeouts.body)
             self.gatekeeper.refresh()
             self.engines.refresh(now, clock.wall())
+            self.quarantines.look(self.engines)
             self.predecessors.tick(now)
             if self.successor is not None:
                 self.successor.pulse()

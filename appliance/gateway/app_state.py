@@ -14,6 +14,7 @@ from .exchange import Exchange
 from .ledger import Ledger
 from .metrics import Metrics
 from .predecessors import Predecessors
+from .quarantine import Quarantines
 from .server import ClientServer
 from .tasks import Tasks
 
@@ -33,6 +34,7 @@ class State(Protocol):
     server: ClientServer
     predecessors: Predecessors
     tasks: Tasks
+    quarantines: Quarantines
     draining: bool
     started: float
     pid: int

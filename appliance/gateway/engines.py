@@ -24,6 +24,7 @@ from appliance.policy.concurrency import ConcurrencyLimit
 from .upstream import Pool, Target, remote_target
 
 FAILED_FOR = 1.0  # seconds for which an engine that refused a connect gets no calls
+SUSPECT_FOR = 30.0  # seconds for which a suspicion holds that the supervisor, who writes each 10 s, does not repeat
 
 
 class StateFile:
@@ -81,9 +82,10 @@ class Replica:
         self.late = 0  # probes in a row that a remote engine did not answer in time
         self.failed_at: float | None = None
         self.up = False  # whether it gets calls, as the last look found
+        self.suspect = False  # whether the supervisor suspects that it hangs
         self.last_byte_at: float | None = None  # monotonic, of calls that have ended; comments are none
         self.adaptive = ConcurrencyLimit(limit_of("auto", None))
-        self._start = ""
+        self.start = ""  # the launcher's name of the engine's present run
 
     def failed(self, now: float) -> None:
         """A connect did not work."""
@@ -96,8 +98,8 @@ class Replica:
         """Read the state file; another start of the engine is an engine of which nothing is known."""
         if self.state.refresh():
             self.failed_at = None
-            if self._start != (start := self.state.text("start")):
-                self._start = start
+            if self.start != (start := self.state.text("start")):
+                self.start = start
                 self.adaptive.reset()
 
     def worked(self) -> None:
@@ -248,11 +250,23 @@ class Engines:
                 up = replica.up = self.serving(replica, now)
                 serving = serving or up
                 replica.adaptive.resize(limit_of("auto", group.engine.vllm.get("max_num_seqs")))
-                group.admission.set_replica(replica.name, limit=self.limit(replica), serving=up)
+                replica.suspect = self._is_suspect(replica, epoch)
+                self.tell_admission(group, replica)
                 replica.pool.trim()
             if group.waiters and not serving:
                 group.refuse_waiting(self.unavailable(group, group.engine.served[0], epoch))
             group.admit_waiting(now)
+
+    def tell_admission(self, group: Group, replica: Replica) -> None:
+        """What the last looks found of a replica. Follow with `admit_waiting`."""
+        group.admission.set_replica(
+            replica.name, limit=self.limit(replica), serving=replica.up, suspect=replica.suspect
+        )  # fmt: skip
+
+    def _is_suspect(self, replica: Replica, epoch: float) -> bool:
+        told = self.fleet.number("at")
+        fresh = told is not None and abs(epoch - told) < SUSPECT_FOR
+        return fresh and self.seen(replica).suspect
 
     @property
     def adapts(self) -> bool:
@@ -286,6 +300,7 @@ class Engines:
             reason=text_of(fleet, "reason"),
             load_s=number_of(fleet, "load_s"),
             not_before=number_of(fleet, "not_before"),
+            suspect=fleet.get("suspect") is True,
         )
 
     def runtime_seen(self) -> RuntimeSeen:

@@ -25,6 +25,7 @@ from appliance.wire.openai import Call, Route, with_usage
 
 from .answer import Answer
 from .engines import Engines, Group, Replica
+from .quarantine import Watch
 from .relay import End, Finish, Relay
 from .upstream import ConnectFailed, EngineConnection, Target
 
@@ -49,6 +50,7 @@ class Exchange:
         is_paused: Callable[[], bool],
         body_sent: Callable[[], None] = lambda: None,
         longest: float | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.answer, self.call, self.route = answer, call, route
         self.group, self.engines, self.settings = group, engines, settings
@@ -57,6 +59,7 @@ class Exchange:
         self.ticket, self.fields = ticket, fields
         self.body_sent = body_sent  # called when the body is needed no more
         self.longest = longest  # seconds from admission to the end that the key may take
+        self.watch = watch or Watch()
         self.is_paused = is_paused  # whether the client's buffer is full already
         self.hide_usage = route.meters and call.stream and not call.include_usage
         self.body: tuple[bytes, ...] = with_usage(body, call) if self.hide_usage else (body,)
@@ -65,7 +68,9 @@ class Exchange:
         self.lease: Lease | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.reused = False  # whether the attempt's connection had carried an earlier call
-        self.fresh = False  # an attempt was lost: pooled connections are not trusted any more
+        # After a lost attempt pooled connections are not trusted any more; and the end of one would leave open whether
+        # the engine died of a suspected call.
+        self.fresh = self.watch.suspect
         self.done = False
         self.admitted_at: float | None = None
         self.position: int | None = None  # in the queue, when the call came into it
@@ -127,6 +132,11 @@ class Exchange:
         if replica is None:
             self._end(Finish(End.REFUSED, self._gone()))
             return
+        try:
+            self.watch.check()
+        except ApiError as error:
+            self._end(Finish(End.REFUSED, error))
+            return
         self.replica = replica
         connection = None if self.fresh else replica.pool.take()
         if connection is not None:
@@ -162,6 +172,7 @@ class Exchange:
         fields = f"X-Engine: {replica.name}\r\n{self._queue_fields()}"
         relay = Relay(self.answer, self.call, self.route, self._relayed, hide_usage=self.hide_usage, fields=fields)
         self.relay, self.reused = relay, connection.reused
+        self.watch.sent(replica)
         relay.send(connection, self._request_head(replica.target), self.body)
         if self.is_paused():
             relay.pause()
@@ -170,8 +181,10 @@ class Exchange:
         """An attempt came to its end."""
         relay = self.relay
         assert relay is not None
+        self.watch.ended(finish, relay.status)
         if finish.end is End.LOST:
-            self._lost(Loss(True, self.reused, relay.body_at is not None, relay.begun, self.resent))
+            loss = Loss(True, self.reused, relay.body_at is not None, relay.begun, self.resent, self.watch.suspect)
+            self._lost(loss)
         else:
             self._end(finish)
 

@@ -41,7 +41,7 @@ async def _look(engines: Engines, group: Group, replica: Replica) -> None:
     if group.replicas.get(replica.name) is not replica or not engines.adapts:
         return  # the configuration changed meanwhile
     replica.adaptive.step(reading, group.admission.in_flight(replica.name), now)
-    group.admission.set_replica(replica.name, limit=engines.limit(replica), serving=replica.up)
+    engines.tell_admission(group, replica)
     group.admit_waiting(now)
 
 

@@ -31,6 +31,7 @@ from .engines import Engines, Group
 from .exchange import Exchange
 from .faults import place
 from .ledger import Record
+from .quarantine import Quarantines, Watch
 from .relay import End, Finish
 from .tasks import Tasks
 
@@ -46,6 +47,7 @@ class Host(Protocol):
     gatekeeper: Gatekeeper
     allowances: Allowances
     exchanges: set[Exchange]
+    quarantines: Quarantines
     tasks: Tasks
     draining: bool
     retired: bool
@@ -92,6 +94,7 @@ class RelayedRequest:
         self.call: Call | None = None
         self.exchange: Exchange | None = None
         self.claim: Claim | None = None
+        self.watch: Watch | None = None
         self.task: asyncio.Task[None] | None = None  # what cannot be done at once
         self.done = False
 
@@ -174,6 +177,8 @@ class RelayedRequest:
             raise ApiError("model_not_found", f"no engine serves the model {call.model[:200]!r}", param="model")
         if not principal.may_use(call.model):
             raise ApiError("model_not_allowed", f"this key may not use the model {call.model[:200]!r}", param="model")
+        request_id, key_id = self.answer.request_id, principal.key_id
+        self.watch = host.quarantines.check(group.engine.name, route.path, body, request_id, key_id)
         self.answer.stream = call.stream
         if host.is_followed:
             self.task = host.tasks.start(self._claim_elsewhere(call, group, body), "claim")
@@ -219,6 +224,7 @@ class RelayedRequest:
             is_paused=lambda: connection.writing_paused,
             body_sent=self.share.give_back,
             longest=principal.limits.stream_time,
+            watch=self.watch,
         )
         host.exchanges.add(exchange)
         exchange.begin()
@@ -268,6 +274,8 @@ class RelayedRequest:
             self.task.cancel()
         if self.exchange is not None:
             self.exchange.client_left()  # where it could not even begin
+        if self.watch is not None:
+            self.watch.close()
         try:
             self._record(finish)
         finally:

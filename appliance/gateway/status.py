@@ -120,6 +120,7 @@ def _gateway(state: State) -> dict[str, object]:
         "tokens_per_second": round(state.tokens_per_second, 1),
         "requests": sum(state.metrics.requests.values()),
         "loop_lag_s": round(state.loop_lag, 4),
+        "quarantine": state.quarantines.counts(),
         "ledger": {"directory": state.audit_directory, "waiting": state.ledger.waiting,
                    "dropped": state.ledger.dropped, "problem": state.ledger.problem or None},
     }  # fmt: skip
@@ -190,6 +191,7 @@ def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[s
         "next": text_of(fleet, "next") or None,
         "changed": text_of(fleet, "changed") or None,
         "restarts": _whole(number_of(fleet, "restarts")),
+        "suspect": replica.suspect,
         "load_s": seen.load_s,
         "incident": text_of(fleet, "incident") or None,
         "digest": replica.state.text("digest") or None,
@@ -220,7 +222,7 @@ def silences(state: State) -> dict[str, object]:
     """What the supervisor asks: calls in flight for each replica, what they ask for, how long they have been silent."""
     now = clock.monotonic()
     found: dict[str, object] = {}
-    for replica in state.engines.replicas():
+    for engine, replica in ((g.engine.name, r) for g in state.engines.groups.values() for r in g.replicas.values()):
         mine = [(e, e.relay) for e in state.exchanges if e.replica is replica and e.relay is not None]
         mine = [(exchange, relay) for exchange, relay in mine if not relay.done]
         heard = [at for at in (replica.last_byte_at, *(relay.heard_at for _, relay in mine)) if at is not None]
@@ -241,6 +243,7 @@ def silences(state: State) -> dict[str, object]:
             "since_any_byte_s": min(_numbers(told, "since_any_byte_s"), default=None),
             "structured": sum(_numbers(told, "structured")),
             "largest_prompt_tokens": max(_numbers(told, "largest_prompt_tokens"), default=0),
+            "suspects": state.quarantines.suspects(engine, replica),
         }
     return found
 

@@ -76,6 +76,7 @@ class _Replica:
     limit: int
     serving: bool
     in_flight: int = 0
+    suspect: bool = False
 
 
 def limit_of(configured: int | str, max_num_seqs: object) -> int:
@@ -100,14 +101,14 @@ class Admission:
         self._turn = 0
 
     # --- replicas ------------------------------------------------------------------------------------------------
-    def set_replica(self, name: str, *, limit: int, serving: bool) -> None:
+    def set_replica(self, name: str, *, limit: int, serving: bool, suspect: bool = False) -> None:
         """Add a replica or change it; leases on it stay. Follow with `admit_waiting`."""
         known = self._replicas.get(name)
         if known is None:
             held = sum(lease.replica == name for lease in self._leases.values())
-            self._replicas[name] = _Replica(name, limit, serving, held)
+            self._replicas[name] = _Replica(name, limit, serving, held, suspect)
         else:
-            known.limit, known.serving = limit, serving
+            known.limit, known.serving, known.suspect = limit, serving, suspect
 
     def drop_replica(self, name: str) -> None:
         """Forget a replica of the configuration; leases on it may still be released."""

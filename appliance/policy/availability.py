@@ -42,6 +42,7 @@ class Seen:
     reason: str = ""
     load_s: float | None = None
     not_before: float | None = None
+    suspect: bool = False  # the supervisor suspects a hang
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Which replica takes the next call: the one with the fewest in flight, in proportion to what it may hold."""
+"""Which replica takes the next call: the one with the fewest in flight, in proportion to what it may hold.
+
+One that is suspected of a hang comes after all others that have room: what is sent to it may wait for its restart. It
+is still better than none, for it may only be slow.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from typing import Protocol, TypeVar
 
 
 class Load(Protocol):
-    """What must be known of a serving replica: its calls in flight and its limit."""
+    """What must be known of a serving replica: its calls in flight, its limit, and whether it may hang."""
 
     @property
     def in_flight(self) -> int: ...
     @property
     def limit(self) -> int: ...
+    @property
+    def suspect(self) -> bool: ...
 
 
 T = TypeVar("T", bound=Load)
@@ -23,6 +29,7 @@ def least_outstanding(loads: Sequence[T], turn: int) -> T | None:
     open_ = [load for load in loads if load.in_flight < load.limit]
     if len(open_) <= 1:
         return open_[0] if open_ else None
+    open_ = [load for load in open_ if not load.suspect] or open_
     least = min(load.in_flight / load.limit for load in open_)
     equals = [load for load in open_ if load.in_flight / load.limit == least]
     return equals[turn % len(equals)]

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from appliance.quantity import UNKNOWN, Maybe
-from appliance.samples import Cgroup, Fs, Gpu, Nvml, OomKill, Proc, Said, Setting, Xid
+from appliance.samples import Cgroup, Fs, Gpu, Ledger, Nvml, OomKill, Proc, Said, Setting, Xid
 
 from .causes import CAUSES
 from .failure import Evidence, Exit, Failure, Holder, Verdict, failure_of, hardware_of
@@ -60,6 +60,7 @@ class Ending:
         self._oom_now: Maybe[int] = UNKNOWN
         self._first_t = float("inf")
         self._steps: dict[str, Step] = {}
+        self._suspects: Maybe[int] = UNKNOWN
         self.said: Said | None = None
 
     def begin(self) -> None:
@@ -67,6 +68,7 @@ class Ending:
         self._exits.clear()
         self._removed.clear()
         self._oom_before = self._oom_now
+        self._suspects = UNKNOWN
         self.said = None
 
     def boot(self) -> None:
@@ -137,6 +139,11 @@ class Ending:
     def see_kill(self, sample: OomKill) -> None:
         """Somebody was killed for want of memory."""
         self._kills.append(sample)
+
+    def see_ledger(self, sample: Ledger) -> None:
+        """What the gateway has open, or has just lost, at the engine; one that does not answer changes nothing."""
+        if sample.suspects is not UNKNOWN:
+            self._suspects = sample.suspects
 
     def see_file(self, sample: Fs) -> None:
         """A file was removed."""
@@ -235,6 +242,7 @@ class Ending:
             shm_removed=tuple(self._removed),
             holders=self._holders(),
             unclean_boot=unclean_boot,
+            suspects=self._suspects,
         )
 
     def _holders(self) -> Maybe[tuple[Holder, ...]]:

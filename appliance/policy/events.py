@@ -57,6 +57,10 @@ EVENTS: dict[str, Event] = {
     "engine-reclaimed": Event("What engine @LLM_ENGINE@ held is free again", "The engine is started again."),
     "engine-unkillable": Event("Processes of engine @LLM_ENGINE@ cannot be killed",
         "They hang in the kernel, most often in the GPU's driver. Only a reboot of the machine helps."),
+    "request-quarantined": Event("A request was in flight at two crashes of engine @LLM_ENGINE@",
+        "The gateway refuses it with 422 for an hour: LLM_REQUEST_ID and LLM_KEY_ID tell who sent it, and the usage\n"
+        "ledger when. Where several were in flight both times they run one at a time until it is known which it is.\n"
+        "To lift it: systemctl restart llm-gateway"),
     "engine-suspect": Event("Engine @LLM_ENGINE@ has work and makes no progress",
         "The message says for how long, and what was noticed. When it is certain, by the limits under\n"
         "[supervisor.hang], the engine is taken down with evidence; in mode \"observe\" nothing is done."),

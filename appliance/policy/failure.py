@@ -10,6 +10,9 @@ Evidence is weighed in this order, the first that speaks wins:
     5. an Xid that stops a program, a worker's signal.
     6. a limit of systemd's, the launcher's status, the signal, or that systemd could not even start the launcher.
 
+Where that gives a crash of an engine that served, and the gateway has one request in flight that was in flight at an
+earlier crash, the request is the cause (`poison-request`).
+
 The launcher's status for "will not get better by itself" is believed with its word: such an engine is held.
 """
 
@@ -101,6 +104,7 @@ class Evidence:
     shm_removed: Sequence[str] = ()  # files of the engine that somebody removed from /dev/shm
     holders: Maybe[Sequence[Holder]] = UNKNOWN  # who holds memory of the engine's GPUs now that it is gone
     unclean_boot: bool = False  # the machine stopped without a shutdown while the engine used its GPUs
+    suspects: Maybe[int] = UNKNOWN  # requests in flight at the end and at earlier crashes (`samples.Ledger`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +139,30 @@ def failure_of(end: Exit, verdict: Verdict | None = None, evidence: Evidence = E
         found = replace(found, reason=_joined(verdict.message.strip(), found.reason))
     elif not found.reason:
         found = replace(found, reason=f"{CAUSES[found.cause].meaning.rstrip('.')} ({_facts(end)})")
+    if serving:
+        found = _of_a_request(found, evidence)
     never = end.code == EXITED and end.status == names.LAUNCHER_CONFIG and found.cause in (said, "config-error")
     if never and found.remedy in (Remedy.NONE, Remedy.RESTART, Remedy.WAIT):
         found = replace(found, remedy=Remedy.HOLD)
     return replace(found, evidence=(*found.evidence, _facts(end)))
+
+
+def _of_a_request(found: Failure, evidence: Evidence) -> Failure:
+    """A crash with one request in flight that was in flight at an earlier one: the request is the cause behind it.
+
+    With several of them nobody can tell which it is. Memory that ran out keeps its own cause, and its own remedy.
+    """
+    if found.cause not in _OF_A_REQUEST or evidence.suspects is UNKNOWN or evidence.suspects < 1:
+        return found
+    if evidence.suspects > 1:
+        told = f"{evidence.suspects} requests were in flight at this crash and at an earlier one"
+        return replace(found, evidence=(*found.evidence, told))
+    cause = CAUSES["poison-request"]
+    reason = f"a request was in flight at this crash and at an earlier one; {found.cause}: {found.reason}"
+    return replace(found, cause="poison-request", remedy=cause.remedy, reason=reason)
+
+
+_OF_A_REQUEST = frozenset({"engine-exception", "cuda-fault", "worker-died"})
 
 
 def hardware_of(evidence: Evidence) -> Failure | None:

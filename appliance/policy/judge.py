@@ -213,6 +213,7 @@ class Judge:
         if self._phase == UNSEEN and sample.inflight is not UNKNOWN and sample.inflight > 0:
             self._serve()  # the gateway sends nothing to an engine that does not serve
         self._service.progress.see_ledger(sample)
+        self.ending.see_ledger(sample)
 
     def _see_canary(self, sample: Canary) -> None:
         self._service.progress.see_canary(sample)

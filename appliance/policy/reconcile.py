@@ -136,6 +136,7 @@ class View:
     next: str = ""
     not_before: float | None = None
     changed: str = ""
+    suspect: bool = False  # it serves, and may hang
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Only before the first byte of a body and only while nothing of one was delivered: the engine may have begun to work
 (it sends a stream's head at once), but nobody has seen it. A pooled connection that the engine had closed meanwhile
 says nothing of the engine, so it costs no retry. Everything else is sent again once; a second loss is an engine in
-trouble, and more copies would not help it.
+trouble, and more copies would not help it. A call under which an engine has crashed before is not sent to the next one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Loss:
     answered: bool  # at least one byte of a body came back
     delivered: bool  # at least one byte of the answer went to the client
     resent: int  # how often this call was sent again before
+    suspect: bool = False  # an engine has crashed before with this call in flight
 
 
 def after_loss(loss: Loss) -> Next:
     """What to do with the call."""
-    if loss.delivered or loss.answered:
+    if loss.delivered or loss.answered or (loss.suspect and loss.connected):
         return Next.GIVE_UP
     if loss.reused:
         return Next.FRESH

@@ -162,6 +162,8 @@ class Daemon:
         self.looked.set()
         self.complain("systemd", self.observation.fault, "systemd-refused", WARNING)
         self._follow()
+        if self._is_news():
+            await self.telemetry.ask_gateway()  # what was in flight at an end is part of its evidence
         self.judges.look(self.effective.config, self.observation.seen)
         self._remember()
         made = self._plan()
@@ -174,6 +176,14 @@ class Daemon:
                 await self._carry_out(action)
                 notify.watchdog()
         self.publish(None)  # a cycle has ended
+
+    def _is_news(self) -> bool:
+        """Whether an engine ended that is not in the ledger yet."""
+        records = self.ledger.records
+        return any(
+            seen.unit in ENDED and not records.get(instance, Record()).knows(seen.run)
+            for instance, seen in self.observation.seen.items()
+        )
 
     def _take_down(self) -> None:
         """Engines that hang are taken down, with evidence; what cannot be put on disk is tried again next time."""
@@ -311,7 +321,8 @@ class Daemon:
         known = {desired.instance for desired in self.desired}
         counts = {name: len(record.within(window, now)) for name, record in self.ledger.records.items()}
         loads = {d.instance: self.ledger.loads[d.digest] for d in self.desired if d.digest in self.ledger.loads}
-        for event in self.fleet.update(views, known, counts, loads, now, self.recorder.open):
+        deaths = {name: record.deaths[-1] for name, record in self.ledger.records.items() if record.deaths}
+        for event in self.fleet.update(views, known, counts, loads, now, self.recorder.open, deaths):
             self.publish(event)
         for instance, entry in self.fleet.entries.items():
             if entry.view.state == "serving":  # its trouble is over

@@ -14,6 +14,7 @@ from appliance.host import files
 from appliance.host.journal import ERR, INFO, NOTICE, WARNING, Journal
 from appliance.policy.causes import CAUSES
 from appliance.policy.reconcile import Action, Verb, View
+from appliance.policy.restart import Death
 from appliance.quantity import format_duration
 
 from . import story
@@ -42,6 +43,7 @@ class Entry:
     restarts: int = 0
     load_s: float | None = None
     incident: str | None = None  # what its present state belongs to
+    death: Death | None = None  # the last one
 
     @property
     def public(self) -> dict[str, object]:
@@ -58,6 +60,8 @@ class Entry:
             "not_before": view.not_before,
             "changed": view.changed,
             "incident": self.incident,
+            "suspect": view.suspect,
+            "death": self.death and {"start": self.death.start, "at": self.death.at, "cause": self.death.cause},
         }
 
 
@@ -79,6 +83,7 @@ class Fleet:
         loads: Mapping[str, float],
         now: float,
         incidents: Mapping[str, str] | None = None,
+        deaths: Mapping[str, Death] | None = None,
     ) -> list[dict[str, object]]:
         """Take over a cycle's views; returns the changes as events, each told to the journal once.
 
@@ -94,8 +99,8 @@ class Fleet:
                 continue
             changed = old is None or old.view.state != view.state
             since = now if old is None or changed else old.since
-            incident = (incidents or {}).get(instance)
-            entries[instance] = Entry(view, since, counts.get(instance, 0), loads.get(instance), incident)
+            incident, death = (incidents or {}).get(instance), (deaths or {}).get(instance)
+            entries[instance] = Entry(view, since, counts.get(instance, 0), loads.get(instance), incident, death)
             if changed:
                 events.append(self._tell(instance, entries[instance], old, now))
             elif old is not None and old.view.reason != view.reason:

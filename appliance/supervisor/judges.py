@@ -104,7 +104,7 @@ class Judges:
         if case is None or found is None or view.state not in ("serving", "starting") or not case.judge.runs:
             return view
         if found.verdict in ("suspect", "hung", "failed"):
-            return replace(view, reason=found.reason, cause=found.cause)
+            return replace(view, reason=found.reason, cause=found.cause, suspect=view.state == "serving")
         if view.state == "serving" and found.cause in ("asleep", "compiling", "busy-prefill"):
             return replace(view, reason=view.reason or found.reason, cause=found.cause)
         return view

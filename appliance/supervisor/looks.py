@@ -18,7 +18,7 @@ KEPT_S = 600.0
 DEADLINE_S = 3.0  # an API process that is busy answers later than usual; that is no sign of a hang
 METRICS_LIMIT = 16 << 20
 ANSWER_LIMIT = 1 << 20
-_COUNTS = ("inflight", "structured", "largest_prompt_tokens")
+_COUNTS = ("inflight", "structured", "largest_prompt_tokens", "suspects")
 _TIMES = ("oldest_silent_s", "since_any_byte_s")
 
 

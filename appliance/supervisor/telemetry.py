@@ -110,7 +110,7 @@ class Telemetry:
             "NVML": self._nvml.run(self._interval),
             "kernel log": self._log.run(),
             "loop": self._watch_the_loop(),
-            "ledger": self.repeat(self._ledgers),
+            "ledger": self.repeat(self.ask_gateway),
         }
         self._tasks = {what: asyncio.ensure_future(work) for what, work in works.items()}
         try:
@@ -169,7 +169,8 @@ class Telemetry:
             await look()
             await asyncio.sleep(max(began + self._interval() - clock.monotonic(), 0.01))
 
-    async def _ledgers(self) -> None:
+    async def ask_gateway(self) -> None:
+        """Look at the gateway's ledger now, whenever the next look is due; blocks up to its deadline."""
         watched = dict(self._engines)
         if not watched:
             return

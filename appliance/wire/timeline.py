@@ -212,6 +212,7 @@ def _ledger(t: float, fields: Fields) -> Ledger:
         since_any_byte_s=fields.number("since_any_byte_s"),
         structured=fields.integer("structured"),
         largest_prompt_tokens=fields.integer("largest_prompt_tokens"),
+        suspects=fields.integer("suspects"),
         error=fields.text("error"),
     )
 

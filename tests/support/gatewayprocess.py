@@ -120,6 +120,7 @@ class Gateway:
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT), **environment}
         self.port = self.admin_port = 0
         self.incidents: list[dict[str, Any]] | None = None  # what `fleet` tells of them
+        self.fleet_at: float | None = None  # when `fleet` says that it was written; None: now
         self.process = self._start()
         if wait:
             self.wait_ready()
@@ -191,7 +192,7 @@ class Gateway:
     def fleet(self, **engines: dict[str, Any]) -> None:
         """What the supervisor would have written."""
         (self.run / "supervisor").mkdir(exist_ok=True)
-        value: dict[str, object] = {"at": time.time(), "mode": "act", "engines": engines}
+        value: dict[str, object] = {"at": self.fleet_at or time.time(), "mode": "act", "engines": engines}
         if self.incidents is not None:
             value["incidents"] = self.incidents
         replace_json(self.run / "supervisor" / "fleet.json", value)

@@ -20,6 +20,8 @@ from appliance.policy.retry import LONGEST, SHARED, SPREAD, Loss, Next, after_lo
         (Loss(True, False, False, False, 1), Next.GIVE_UP),
         (Loss(True, True, True, False, 0), Next.GIVE_UP),
         (Loss(True, False, True, True, 0), Next.GIVE_UP),
+        (Loss(True, False, False, False, 0, suspect=True), Next.GIVE_UP),
+        (Loss(False, False, False, False, 0, suspect=True), Next.OTHER),  # it reached no engine
     ],
 )
 def test_the_table(loss: Loss, following: Next) -> None:

@@ -65,6 +65,8 @@ def test_the_file_outlives_the_supervisor(listener: Listener, tmp_path: Path) ->
         "not_before": None,
         "changed": "",
         "incident": None,
+        "suspect": False,
+        "death": None,
     }
     listener.entries()
     again = Fleet(str(path), listener.journal)
