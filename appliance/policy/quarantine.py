@@ -6,9 +6,10 @@
     served                        cleared at once, whatever was known
 
 So an innocent request that a client sends again is refused only where nothing tells it from the guilty one, and at most
-one is refused for each crash. A crash is a death that a request can bring about (`OF_A_REQUEST`): not what somebody
-killed from outside (`engine-died`: no error of its own, no signal told), not the host's memory or hardware, not a hang
-in which a process merely stood still. Bodies are known by a number; what is not heard of for `KEPT_S` is forgotten.
+one is refused for each crash. A crash is a death that a request can bring about (`OF_A_REQUEST`): not `engine-died`,
+where vLLM is gone without an error of its own, as when somebody kills it; not the host's memory, not hardware, not a
+hang in which a process may merely have been stopped. Bodies are known by a number; what is not heard of for `KEPT_S` is
+forgotten.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ class Daemon:
         self._faults: dict[str, str] = {}  # what was told already, by subject
         self._memory = GpuMemory()
         self._draining: dict[str, float] = {}  # since when each engine is shown as draining
+        self._ended: dict[str, str] = {}  # runs whose end was seen at the last look
 
     @property
     def settings(self) -> Supervisor:
@@ -178,12 +179,10 @@ class Daemon:
         self.publish(None)  # a cycle has ended
 
     def _is_news(self) -> bool:
-        """Whether an engine ended that is not in the ledger yet."""
-        records = self.ledger.records
-        return any(
-            seen.unit in ENDED and not records.get(instance, Record()).knows(seen.run)
-            for instance, seen in self.observation.seen.items()
-        )
+        """Whether an engine has ended since the last look."""
+        ended = {instance: seen.run for instance, seen in self.observation.seen.items() if seen.unit in ENDED}
+        before, self._ended = self._ended, ended
+        return any(before.get(instance) != run for instance, run in ended.items())
 
     def _take_down(self) -> None:
         """Engines that hang are taken down, with evidence; what cannot be put on disk is tried again next time."""

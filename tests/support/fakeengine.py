@@ -11,6 +11,7 @@ body, for all later requests) or from the words `[[fault:SCRIPT]]` anywhere in o
     head=S        S seconds before the response head         tokens=N    answer with N tokens
     stall=N       say nothing more after N events            reset=N     cut after N events (0: after the head)
     refuse        close without a byte                       garbage     bytes that are not HTTP
+    poison        the engine dies of it, where it can (`Engine.dies`)
     status=N      answer N before the first byte             error=N     error event and [DONE] after N events
     big=BYTES     one event of BYTES after the role event    pad=BYTES   every token that long
     split         every byte in its own write
@@ -34,7 +35,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.support.fakewire import anthropic, openai, responses
@@ -69,6 +70,7 @@ class Engine:
         self.scrapes = 0
         self.probed = 0  # how often its health was asked for
         self.gate = asyncio.Semaphore(0)  # where `gate` waits before each event
+        self.dies: Callable[[], None] = lambda: None  # of a request with `poison`
 
     def held(self, number: float) -> asyncio.Event:
         """What a stream with `hold=number` waits for."""
@@ -198,6 +200,9 @@ class Exchange:
 
     async def answer(self, path: str, request: dict[str, Any], fault: dict[str, float], entry: dict[str, Any]) -> None:
         self.split = bool(fault.get("split"))
+        if "poison" in fault:
+            self.engine.dies()
+            raise Cut
         if "refuse" in fault:
             raise Cut
         if "garbage" in fault:

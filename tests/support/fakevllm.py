@@ -12,7 +12,8 @@ FAKE_VLLM is words joined by commas:
     closing       after SIGTERM wait for clients for ever, as vLLM does after a drain that ran out of time
 
 Like vLLM it runs in three generations: the command, `core`, `worker`; their pids stand in `pids` beside the socket.
-SIGUSR1 is "the engine core is gone": it says so and exits 0. SIGUSR2 says so and stays.
+SIGUSR1 is "the engine core is gone": it says so and exits 0. SIGUSR2 says so and stays. A request with `poison` (see
+`fakeengine`) is an exception in the engine core, which ends in the same way.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ GONE = (
     "unexpectedly; starting cleanup",
     "(APIServer pid=1) ERROR 11-29 11:49:17 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
     "encountered an issue. See stack trace (above) for the root cause.",
+)
+
+FATAL = (
+    "(EngineCore pid=2) ERROR 11-29 11:49:17 [core.py:1210] EngineCore encountered a fatal error.",
+    "(EngineCore pid=2) ERROR 11-29 11:49:17 [core.py:1210] Traceback (most recent call last):",
+    "(EngineCore pid=2) ERROR 11-29 11:49:17 [core.py:1210]     logprobs = self.table[token]",
+    "(EngineCore pid=2) ERROR 11-29 11:49:17 [core.py:1210] KeyError: 151936",
 )
 
 
@@ -86,6 +94,7 @@ async def run(plan: dict[str, str], socket: Path) -> None:
     loop.add_signal_handler(signal.SIGUSR2, end, None, GONE)
     if "deaf" not in plan:
         engine = Engine(option("--served-model-name"), fault=f"status={plan['status']}" if "status" in plan else "")
+        engine.dies = lambda: end(0, (*FATAL, *GONE))
         await serve(engine, uds=str(socket))
     status = await ended
     os._exit(status)  # no manners: what it leaves is the launcher's to clear

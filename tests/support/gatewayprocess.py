@@ -238,6 +238,14 @@ class Gateway:
             data = b"".join(iter(lambda: connection.recv(65536), b""))
         return json.loads(data.partition(b"\r\n\r\n")[2])
 
+    def serves(self, name: str) -> bool:
+        """Whether it sends calls to the replica of that name."""
+        replicas = (replica for engine in self.admin("/status")["engines"] for replica in engine["replicas"])
+        return any(replica["name"] == name and replica["serving"] for replica in replicas)
+
+    def wait_serving(self, name: str) -> None:
+        wait_until(lambda: self.serves(name), 10, f"the gateway sends calls to {name}", 0.05)
+
     def idle(self) -> bool:
         """Whether nothing is counted as running or waiting."""
         status = self.admin("/status")

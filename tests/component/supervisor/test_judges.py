@@ -118,8 +118,10 @@ def test_an_observer_tells_of_a_hang_and_touches_nothing() -> None:
         gateway.calls = 1
         shown = stage.wait(lambda: str(stage.fleet().get("cause")).startswith("hang-") and stage.fleet(), "it is told")
         assert shown["state"] == "serving" and "no progress for" in shown["reason"]
+        assert shown["suspect"]  # the gateway prefers another replica
         stage.wait(lambda: "hung: no progress" in stage.journal, "the journal tells")
         gateway.calls = 0
         os.kill(stage.pids()["worker"], signal.SIGCONT)
+        stage.wait(lambda: stage.fleet().get("suspect") is False, "the suspicion is lifted")
         assert not stage.bundles and not stage.case()
         assert [verb for verb, *_ in stage.systemd.calls if verb in ("kill", "stop", "restart", "start")] == []

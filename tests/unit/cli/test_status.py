@@ -19,3 +19,12 @@ def test_the_incidents_of_the_last_day_are_named() -> None:
 def test_without_incidents_nothing_is_said() -> None:
     assert "incident" not in "\n".join(lines({"state": "serving", "incidents": None}, NOW))
     assert "incident" not in "\n".join(lines({"state": "serving"}, NOW))
+
+
+def test_requests_in_quarantine_are_told_with_the_way_out() -> None:
+    def shown(refused: int) -> str:
+        return "\n".join(lines({"state": "serving", "gateway": {"quarantine": {"refused": refused}}}, NOW))
+
+    assert "1 request is refused for up to an hour" in shown(1) and "systemctl restart llm-gateway" in shown(1)
+    assert "2 requests are refused" in shown(2)
+    assert "refused" not in shown(0) and "refused" not in "\n".join(lines({"gateway": {}}, NOW))

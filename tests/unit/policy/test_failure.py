@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.policy.causes import CAUSES, Remedy
-from appliance.policy.failure import DUMPED, EXITED, KILLED, Exit, Verdict, failure_of
+from appliance.policy.failure import DUMPED, EXITED, KILLED, Evidence, Exit, Verdict, failure_of
+from appliance.quantity import UNKNOWN, Maybe
 
 OK, STATUS = Exit("success", EXITED, 0), "exit-code"
 
@@ -96,3 +97,27 @@ def test_every_end_gets_a_cause_of_the_table_that_is_a_fault(
     assert failure.reason
     if code == EXITED and status == 78:
         assert failure.remedy not in (Remedy.RESTART, Remedy.WAIT)
+
+
+@pytest.mark.parametrize(
+    ("said", "suspects", "cause"),
+    [
+        (verdict("engine-exception", message="KeyError"), 1, "poison-request"),
+        (verdict("cuda-fault"), 1, "poison-request"),
+        (verdict("worker-died"), 1, "poison-request"),
+        (verdict("engine-exception"), 2, "engine-exception"),  # which of them it is, nobody can tell
+        (verdict("engine-exception"), 0, "engine-exception"),
+        (verdict("engine-exception"), UNKNOWN, "engine-exception"),
+        (verdict("engine-exception", "loading"), 1, "engine-exception"),  # nothing was sent to it yet
+        (verdict("cuda-oom-serving"), 1, "cuda-oom-serving"),  # the ladder knows what to do
+        (verdict("engine-died"), 1, "engine-died"),  # killed from outside: no request does that
+        (verdict("gpu-lost"), 1, "gpu-lost"),
+    ],
+)
+def test_a_request_that_was_there_at_an_earlier_crash(said: Verdict, suspects: Maybe[int], cause: str) -> None:
+    failure = failure_of(Exit(STATUS, EXITED, 71), said, Evidence(suspects=suspects))
+    assert failure is not None and failure.cause == cause
+    assert failure.remedy is CAUSES[cause].remedy
+    if cause == "poison-request":
+        assert said.cause in failure.reason and said.message in failure.reason
+    assert any("2 requests were in flight" in fact for fact in failure.evidence) == (suspects == 2)

@@ -75,6 +75,17 @@ def test_the_log_alone_tells_of_an_end() -> None:
     assert changes(scene)[-1].t == scene.t + 5.0
 
 
+def test_a_request_that_was_in_flight_at_an_earlier_crash_is_the_cause() -> None:
+    """The gateway's ledger tells; of a run that begins afterwards it has told nothing yet."""
+    scene = serving()
+    scene.put("ledger", inflight=1, suspects=1)
+    ended(scene, 71, FATAL, f"{CORE}KeyError: 'x'")
+    assert last(scene) == ("failed", "poison-request", "restart")
+    scene.put("state_file", path="state.json", value='{"phase": "serving", "start": "again"}')
+    ended(scene, 71, WORKER)
+    assert last(scene)[1] == "worker-died"
+
+
 def test_a_signal_to_stop_is_no_death() -> None:
     scene = serving()
     scene.say("(APIServer pid=99) INFO 11-29 12:16:22 [launcher.py:254] [shutdown] API server: shutdown triggered")

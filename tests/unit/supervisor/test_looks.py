@@ -79,9 +79,11 @@ def test_a_ledger(tmp_path: Path) -> None:
         "since_any_byte_s": None,
         "structured": 1,
         "largest_prompt_tokens": 90,
+        "suspects": 2,
     }
     found = answered(tmp_path, http(json.dumps({"engines": {"chat": told}}).encode()), _chat)
-    assert found == Ledger(t=found.t, inflight=3, oldest_silent_s=1.5, structured=1, largest_prompt_tokens=90)
+    expected = Ledger(t=found.t, inflight=3, oldest_silent_s=1.5, structured=1, largest_prompt_tokens=90, suspects=2)
+    assert found == expected
 
 
 @pytest.mark.parametrize(
