@@ -107,8 +107,13 @@ def _exception(before: Sequence[Line], after: Sequence[Line], served: bool, grou
     return "engine-exception", {"exception": ""}
 
 
+def _fatal_signal(before: Sequence[Line], after: Sequence[Line], served: bool, groups: list[str]) -> Refined:
+    return ("engine-exception" if served else "start-failed"), {}
+
+
 _REFINED: dict[str, Callable[[Sequence[Line], Sequence[Line], bool, list[str]], Refined]] = {
     "cuda-oom": _oom,
+    "fatal-signal": _fatal_signal,
     "worker-died": _worker,
     "engine-exception": _exception,
 }

@@ -62,10 +62,10 @@ class Stage:
             **{name: {"state": "serving", "death": death, **more.get(name, {})} for name, death in self.deaths.items()}
         )
 
-    def die(self, cause: str = "engine-exception", name: str = "chat") -> None:
+    def die(self, cause: str = "engine-exception", name: str = "chat", late: float = 0.0) -> None:
         """The engine's run ends, and the supervisor tells of what."""
         self.run(name, "exited")
-        self.deaths[name] = {"start": self.start(name), "at": time.time(), "cause": cause}
+        self.deaths[name] = {"start": self.start(name), "at": time.time() + late, "cause": cause}
         self.tell(**{name: {"state": "restarting"}})
 
     def crash(self, *bodies: object, cause: str = "engine-exception") -> None:
@@ -157,6 +157,21 @@ def test_an_engine_that_dies_with_an_answer_on_its_lips(make: Make, answer: str)
         stage.die()
         stage.serve("chat")
     assert stage.send(body).status == 422
+
+
+def test_who_left_before_and_what_failed_long_before_has_no_part_in_a_crash(make: Make) -> None:
+    stage = make()
+    left, failed = chat("left", stream=True), chat("failed")
+    engine = stage.engines["chat"]
+    for _ in range(2):
+        engine.engine.fault = {"stall": 1.0}
+        with stage.gateway.open("POST", CHAT, left) as stream:
+            stream.read(5)
+        wait_until(stage.gateway.idle, 5, "it has left", 0.05)
+        stage.lose(failed)
+        stage.die(late=61.0)
+        stage.serve("chat")
+    assert stage.send(left).status == stage.send(failed).status == 200 and stage.counts() == (0, 0)
 
 
 @pytest.mark.parametrize("cause", ["", "engine-died"])

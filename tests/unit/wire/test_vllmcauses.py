@@ -55,6 +55,30 @@ def test_nothing_is_the_matter(name: str) -> None:
     assert cause_of(read((CORPUS / f"{name}.txt").read_text().splitlines()), served=True) is None
 
 
+SEGFAULT = (
+    "Fatal Python error: Segmentation fault",
+    "",
+    "Current thread 0x00007f63baaa3b80 (most recent call first):",
+    '  File "/opt/vllm/v1/sample/ops/logprobs.py", line 31 in gather',
+    "",
+    "Extension modules: numpy._core._multiarray_umath (total: 1)",
+)
+GONE = "(APIServer pid=1) WARNING 11-29 11:49:17 [c.py:817] [shutdown] MPClient: engine core exited unexpectedly; x"
+
+
+def test_a_process_that_crashes_by_itself_is_told_from_one_that_is_killed() -> None:
+    found = told(*SEGFAULT, GONE, served=True)
+    assert found is not None
+    assert (found.cause, found.message) == ("engine-exception", "a process of the engine crashed: Segmentation fault")
+    killed = told(GONE, served=True)
+    assert killed is not None and killed.cause == "engine-died"
+    start = told(*SEGFAULT)
+    assert start is not None and start.cause == "start-failed"
+    worker = "Worker proc VllmWorker-1 died unexpectedly (exit code: -11), shutting down executor."
+    rank = told(*SEGFAULT, f"{ERROR}{worker}", GONE, served=True)
+    assert rank is not None and (rank.cause, rank.message) == ("worker-died", "a worker died (SIGSEGV)")
+
+
 KV = "(EngineCore pid=1) INFO 11-29 11:48:57 [k.py:1] Available KV cache memory: 3.1 GiB"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 ERROR = "(EngineCore pid=1) ERROR 11-29 11:48:57 [x.py:1] "
@@ -158,4 +182,4 @@ def test_an_old_error_of_one_request_does_not_explain_a_death() -> None:
 
 
 def test_every_cause_is_a_word_of_the_contract() -> None:
-    assert {row.cause for row in SIGNATURES} - {"cuda-oom"} <= CAUSES.keys()  # cuda-oom is always refined
+    assert {row.cause for row in SIGNATURES} - {"cuda-oom", "fatal-signal"} <= CAUSES.keys()  # which are always refined
