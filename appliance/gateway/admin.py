@@ -1,40 +1,37 @@
-"""The admin listener and the control socket: metrics, status, console, health, and the ledger for the supervisor."""
+"""The admin listener and the control socket: metrics, status, console, health, and the ledger for the supervisor.
+
+aiohttp serves them: they are asked a few times a minute, from this machine. What clients call is read by `connection`,
+where a request may cost a fraction of that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 
+from aiohttp import web
+
 from appliance import __version__, clock
 from appliance.errors import ApiError
-from appliance.wire import gpustate
+from appliance.wire import apierror, gpustate
 from appliance.wire.openai import Shape
 from appliance.wire.promtext import Rows, merge_labelled
-from appliance.wire.requesthead import RequestHead
 from appliance.wire.vllmmetrics import PREFIX
 
-from .answer import Answer
 from .app_state import State
-from .connection import ClientConnection
 from .console import PAGE
 from .engines import Replica
-from .faults import place
+from .faults import ServerLog
 from .fetch import get
 from .handler import Handler
-from .relayed import FAILED
-from .requestid import new_request_id
 from .status import silences, status
 from .upstream import ConnectFailed
 
 METRICS_DEADLINE = 2.0  # Prometheus' own is 10 s; a sick engine must not cost the others their figures
-METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
-PAGE_FIELDS = (
-    ("Content-Type", "text/html; charset=utf-8"),
-    ("Content-Security-Policy", "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("X-Frame-Options", "DENY"),
-)
-SERVER = "Server: llm-appliance\r\n"
+KEEPALIVE = 75.0  # seconds that a connection may be idle
+LAST_WORDS = 1.0  # seconds for answers that are being given when the process ends
+PAGE_FIELDS = {"Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'",
+               "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}  # fmt: skip
 
 
 class Admin:
@@ -42,49 +39,44 @@ class Admin:
 
     def __init__(self, state: State, handler: Handler, *, control: bool) -> None:
         self._state, self._handler, self._control = state, handler, control
+        # Makes the protocol of a connection.
+        self.server = web.Server(
+            self._serve, access_log=None, keepalive_timeout=KEEPALIVE, logger=ServerLog(state.warn)
+        )
 
-    def serve(self, connection: ClientConnection, head: RequestHead) -> None:
-        """Answer a request, or begin to."""
-        transport = connection.transport
-        if transport is None:
-            return
-        answer = Answer(
-            transport, shape=Shape.OPENAI, request_id=new_request_id(), http11=head.http11,
-            keep_alive=head.keep_alive, extra=SERVER,
-        )  # fmt: skip
-        answer.bodyless = head.method == "HEAD"
-        self._state.tasks.start(self._serve(connection, head, answer), "admin")
+    async def close(self) -> None:
+        """End all connections."""
+        await self.server.shutdown(LAST_WORDS)
 
-    async def _serve(self, connection: ClientConnection, head: RequestHead, answer: Answer) -> None:
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            await self._answer(head, answer)
+            response = await self._answer(request)
         except ApiError as error:
-            answer.refuse(error)
-        except Exception as error:
-            self._state.warn(f"a request failed: {place(error)}")
-            answer.fail(ApiError("engine_error", FAILED))
-        connection.answered(keep_alive=answer.keeps_connection)
+            response = web.Response(
+                status=error.status, body=apierror.error_body(error, Shape.OPENAI), content_type="application/json"
+            )
+        response.headers["Server"] = "llm-appliance"
+        return response
 
-    async def _answer(self, head: RequestHead, answer: Answer) -> None:
-        path = head.path
-        if head.method not in ("GET", "HEAD"):
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        path = request.rel_url.raw_path
+        if request.method not in ("GET", "HEAD"):
             raise ApiError("method_not_allowed", "this listener only tells")
         if path == "/metrics":
-            answer.reply(200, (await self._metrics()).encode(), METRICS)
-        elif path == "/status":
-            _json(answer, status(self._state))
-        elif path == "/":
-            answer.reply(200, PAGE.encode(), PAGE_FIELDS)
-        elif path == "/healthz":
-            _json(answer, {"status": "ok"})
-        elif path == "/readyz":
+            return web.Response(text=await self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        if path == "/status":
+            return _json(status(self._state))
+        if path == "/":
+            return web.Response(text=PAGE, content_type="text/html", headers=PAGE_FIELDS)
+        if path == "/healthz":
+            return _json({"status": "ok"})
+        if path == "/readyz":
             serving = self._state.engines.serving_count(clock.monotonic())
             told = {"status": "ready" if serving else "not ready", "serving": serving}
-            _json(answer, told, 200 if serving else 503)
-        elif path == "/ledger" and self._control:
-            _json(answer, {"engines": silences(self._state)})
-        else:
-            raise ApiError("not_found", f"there is no route {path[:200]}")
+            return _json(told, 200 if serving else 503)
+        if path == "/ledger" and self._control:
+            return _json({"engines": silences(self._state)})
+        raise ApiError("not_found", f"there is no route {path[:200]}")
 
     async def _metrics(self) -> str:
         """Our own families, then the engines' with their label; an engine that does not answer is left out."""
@@ -133,6 +125,7 @@ class Admin:
         ]  # fmt: skip
 
 
-def _json(answer: Answer, value: object, code: int = 200) -> None:
-    body = json.dumps(value, ensure_ascii=False).encode() + b"\n"
-    answer.reply(code, body, [("Content-Type", "application/json")])
+def _json(value: object, code: int = 200) -> web.Response:
+    return web.Response(
+        status=code, body=json.dumps(value, ensure_ascii=False).encode() + b"\n", content_type="application/json"
+    )

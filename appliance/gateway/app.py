@@ -84,9 +84,8 @@ class App:
         self._tls: ssl.SSLContext | None = None
         handler = Handler(self)
         self.server = ClientServer(handler.serve, most=lambda: self.settings.max_connections)
-        self._admin = ClientServer(Admin(self, handler, control=False).serve)
-        self._control = ClientServer(Admin(self, handler, control=True).serve)
-        self._servers = (self.server, self._admin, self._control)
+        self._admin = Admin(self, handler, control=False)
+        self._control = Admin(self, handler, control=True)
         self.sockets = Sockets(places.run, self.tasks, self.warn)
         self._writes = False  # the usage ledger and what keys have used have one writer: the process that accepts
         self._hurried = False
@@ -156,7 +155,11 @@ class App:
             passed, expected, self.sockets.kept = heir.sockets, estate["expected"], estate["kept"]
             self.allowances.restore(estate["accounts"])
         self.sockets.open(
-            self.settings, passed, Servers(*self._servers), self._tls, lambda: self.settings.timeouts.head
+            self.settings,
+            passed,
+            Servers(self.server, self._admin.server, self._control.server),
+            self._tls,
+            lambda: self.settings.timeouts.head,
         )
         await self._begin(expected)
         self._core.start(self._tick(), "tick")
@@ -253,11 +256,10 @@ class App:
         """Take everything down; bounded."""
         self.sockets.close()
         await until(lambda: not self.server.close_idle(), 1.0)
-        for server in self._servers:
-            server.close()
-        await until(lambda: not any(server.connections for server in self._servers), 1.0)
-        for server in self._servers:
-            server.abort()
+        self.server.close()
+        await until(lambda: not self.server.connections, 1.0)
+        self.server.abort()
+        await asyncio.gather(self._admin.close(), self._control.close())
         self.predecessors.close()
         if self.successor is not None:
             await self._leave(self.successor)
@@ -359,8 +361,7 @@ class App:
         while True:
             await asyncio.sleep(POLL)
             now = clock.monotonic()
-            for server in self._servers:
-                server.end_late(now, self.settings.timeouts.head, self.settings.timeouts.body)
+            self.server.end_late(now, self.settings.timeouts.head, self.settings.timeouts.body)
             self.gatekeeper.refresh()
             self.engines.refresh(now, clock.wall())
             self.quarantines.look(self.engines)

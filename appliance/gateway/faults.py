@@ -9,7 +9,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import HttpProcessingError
+
 FRAMES = 6  # of the innermost calls
+_CLIENTS = (HttpProcessingError, ClientPayloadError, web.RequestPayloadError, ConnectionError)  # what clients cause
 
 
 def place(error: BaseException | None) -> str:
@@ -19,6 +23,23 @@ def place(error: BaseException | None) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
     where = " < ".join(f"{PurePath(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
     return f"{type(error).__name__} at {where or 'an unknown place'}"
+
+
+class ServerLog:
+    """Takes the place of the logger in aiohttp's server: what clients send wrong is theirs, the rest is one line."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+
+    def debug(self, message: str, *arguments: object, **more: object) -> None:
+        """Nobody reads it."""
+
+    def exception(self, message: str, *arguments: object, exc_info: BaseException | None = None) -> None:
+        """A fault while a request was handled; a body that cannot be read is none of ours."""
+        if not isinstance(exc_info, _CLIENTS):
+            self._report(f"a request failed: {place(exc_info)}")
+
+    error = exception
 
 
 def loop_handler(report: Callable[[str], None]) -> Callable[[object, Mapping[str, object]], None]:

@@ -48,7 +48,7 @@ def test_all_of_the_program_is_in_it_without_what_it_does_not_need(files: dict[s
 @pytest.mark.parametrize("minor", [10, 11, 12, 13])
 def test_dependencies_for_each_python(files: dict[str, str], minor: int) -> None:
     site = f"{LIB}/site/cp3{minor}"
-    for module in ("uvloop", "psutil", "sdnotify"):
+    for module in ("aiohttp", "uvloop", "psutil", "sdnotify"):
         assert f"{site}/{module}/__init__.py" in files
     assert f"{site}/pynvml.py" in files
     assert f"{site}/uvloop/loop.cpython-3{minor}-x86_64-linux-gnu.so" in files
@@ -119,7 +119,7 @@ def test_exposure(box: Box, name: str) -> None:
 
 def test_python_is_compiled_at_the_installation(box: Box) -> None:
     assert box.sh(f"ls /{LIB}/appliance/__pycache__/__main__.cpython-*.pyc").out.count("\n") == 1
-    assert box.sh(f"ls -d /{LIB}/site/cp3*/psutil/__pycache__").out.count("\n") == 1
+    assert box.sh(f"ls -d /{LIB}/site/cp3*/aiohttp/__pycache__").out.count("\n") == 1
 
 
 def test_the_catalogue_knows_our_messages(box: Box) -> None:

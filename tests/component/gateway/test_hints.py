@@ -22,7 +22,9 @@ from tests.support.rawclient import connect
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
-ELSEWHERE = {"engine_died", "stream_stalled", "gateway_draining", "config_invalid"}  # in streams, and other gateways
+ELSEWHERE = {  # in streams, of other gateways, and after crashes
+    "engine_died", "stream_stalled", "gateway_draining", "config_invalid", "request_quarantined"
+}  # fmt: skip
 LIMITS = {"free": {}, "few": {"rpm": 1}, "one": {"parallel": 1}, "poor": {"daily_tokens": 60}, "small": {"tpm": 60},
           "short": {"stream_time": 1}}  # fmt: skip
 LOCAL = '[[engine]]\nname = "{0}"\nmodel = "builtin:smollm2-135m"\nserved_names = ["{0}"]\n'

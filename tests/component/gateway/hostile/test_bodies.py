@@ -150,7 +150,8 @@ def test_a_key_of_any_bytes_is_401_and_in_no_log(engine: FakeEngine, start: Star
             wire = post(b"%b: %b\r\nConnection: close\r\n" % (field, key))
             assert send(gateway.port, wire).statuses == [401], key
     assert send(gateway.port, post(b"Authorization: Bearer MARKED\r\nX: a\0\r\n")).statuses == [400]
-    assert send(gateway.admin_port, post(b"Authorization: Bearer MARKED\r\nX: a\0\r\n")).statuses == [400]
+    refused = send(gateway.admin_port, post(b"Authorization: Bearer MARKED\r\nX: a\0\r\n"))
+    assert refused.data.startswith(b"HTTP/1.0 400")
     assert len(engine.log) == before
     assert gateway.stop() == 0
     assert "MARKED" not in gateway.text() and "Traceback" not in gateway.text()
