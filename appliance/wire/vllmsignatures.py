@@ -364,8 +364,8 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
         "the engine core stopped at an exception{exception}",
         "",
     ),
-    # Python's fault handler in a process that a signal of its own making ends; a kill from outside prints nothing.
-    (2, "fatal-signal", r"^Fatal Python error: (?!Bus)(\w[\w ]*)", "a process of the engine crashed: {0}", ""),
+    # A kill from outside prints nothing; `Aborted` is what the launcher itself makes of a start that it gives up.
+    (2, "fatal-signal", r"^Fatal Python error: (?!Bus|Aborted)(\w[\w ]*)", "a process of the engine crashed: {0}", ""),
     (2, "engine-died", r"engine core exited unexpectedly", "the engine core is gone", ""),
 )
 SIGNATURES: tuple[Signature, ...] = tuple(
