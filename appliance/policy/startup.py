@@ -3,8 +3,9 @@
 Signs of life are a new line of the log (vLLM's note that it waits is none), a new phase, the disk being read, GPU
 memory that grows, and compilers at work. A phase without any of them is suspected after `compile_allowance` and hung
 after twice that: kernels for a new GPU were seen to compile for ten minutes without a word (vllm#38246). When the ranks
-are about to find one another the limit is 180 s: that takes 5 s on PCIe and up to 60 s on eight GPUs behind a switch,
-and where it fails it waits for ever (vllm#12292). While bytes are read there is no limit but the whole's.
+are about to find one another the limits are `confirm` and twice that: it takes 5 s on PCIe and up to 60 s on eight GPUs
+behind a switch, and where it fails it waits for ever (vllm#12292). While bytes are read there is no limit but the
+whole's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from appliance.samples import Gpu, Milestone
 
 from .hang import ROUNDING_S, Opinion
 
-JOINING_S = 180.0
 GROWN_MIB = 64.0
 _COMPILING = ("compiling", "warming")
 
@@ -59,13 +59,13 @@ class Start:
         cause = "compiling" if self.phase in _COMPILING else "starting"
         told = f"{self.phase} for {format_duration(quiet)} without a sign of life"
         facts = (told, f"started {format_duration(whole)} ago", *((gpus,) if gpus else ()))
-        if self._joining and quiet + ROUNDING_S >= JOINING_S:
+        if self._joining and quiet + ROUNDING_S >= 2.0 * limits.confirm:
             return Opinion("hung", "hang-init", f"the ranks do not find one another: {told}", facts)
         if whole + ROUNDING_S >= limits.startup_limit:
             told = f"not serving after {format_duration(whole)}"
             return Opinion("hung", "hang-startup", f"{told}, the limit of a start", (told, *facts[1:]))
         if quiet + ROUNDING_S >= 2.0 * limits.compile_allowance:
             return Opinion("hung", "hang-startup", told, facts)
-        if quiet + ROUNDING_S >= (JOINING_S / 2.0 if self._joining else limits.compile_allowance):
+        if quiet + ROUNDING_S >= (limits.confirm if self._joining else limits.compile_allowance):
             return Opinion("suspect", cause, told, facts)
         return Opinion("ok", cause, f"the engine starts ({self.phase})")

@@ -6,7 +6,7 @@ For, each over the whole silence and in at least four of five readings:
                that waits, or a kernel that never ends
     asymmetry  one GPU does nothing while another is full: a rank is absent
     dead air   no GPU does anything
-    livelock   the engine core uses a whole core of the CPU while no GPU does anything
+    livelock   the engine core uses a whole core of the CPU, or all that it is given, while no GPU does anything
     notices    vLLM's own note that it waits for a worker, twice (one a minute)
     stuck      a process of the engine that is stopped, in an uninterruptible wait, or in one kernel function
 
@@ -32,6 +32,7 @@ SPIN_POWER = 0.35  # of the way from idle to busy
 SPIN_MEMORY, USED_MEMORY = 2.0, 8.0  # percent: unused now, used when busy
 WORK_POWER = 0.8  # of busy
 WHOLE_CORE = 90.0
+PRESSED_CORE = 10.0  # of a process that is never seen to wait: a busy machine gives it no more
 JIT_S = 120.0  # after vLLM's line about a kernel; compiles of up to 70 s were seen (dynamo#14735)
 NOTICES = 2
 STUCK_READINGS = 3
@@ -151,7 +152,7 @@ class Witness:
         known = self._processes.setdefault(sample.pid, _Known(sample.name))
         known.at, known.name = now, sample.name or known.name  # a spawned process takes its name after a while
         if CORE.search(sample.name) and sample.cpu_pct is not UNKNOWN:
-            self._core.add(sample.cpu_pct >= WHOLE_CORE)
+            self._core.add(sample.cpu_pct >= (PRESSED_CORE if sample.state == "R" else WHOLE_CORE))
         mark = sample.state if sample.state in ("D", "T", "t", "Z") else ""
         if not mark and sample.wchan and sample.state != "R" and _in_driver(sample.wchan):
             mark = sample.wchan

@@ -24,6 +24,7 @@ from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Canary, Gpu, Ledger, Nvml, Setting
 from appliance.wire.findings import Reader
 from appliance.wire.timelinewrite import header, record_of
+from appliance.wire.vllmargs import ranks_of
 
 from . import story
 from .learned import LearnedFile
@@ -191,10 +192,9 @@ class Judges:
 
     def _setting(self, config: Config, instance: str, seen: Seen) -> Setting:
         engine = config.engine_of(instance)
-        flags = engine.vllm if engine is not None else {}
-        tp, pp = (_count(flags.get(key)) for key in ("tensor_parallel_size", "pipeline_parallel_size"))
         given, known = seen.facts.place.gpus, seen.facts.place.known
         on_cpu = config.runtime.device == "cpu" or (known and not seen.facts.cuda)
+        tp, pp = ranks_of(engine, 0 if on_cpu else len(given)) if engine is not None else (1, 1)
         gpus: Maybe[int] = 0 if on_cpu else len(given) or UNKNOWN
         return Setting(engine=instance, tp=tp, pp=pp, gpus=gpus, engine_gpu_pci=() if on_cpu else self._pci(given))
 
@@ -249,6 +249,3 @@ class Judges:
     def _line(self, priority: int, instance: str, event: str, text: str, cause: str) -> None:
         story.line(self._journal, priority, f"{instance}: {text}", event=event, instance=instance, cause=cause)
 
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

@@ -133,9 +133,21 @@ def _flags(engine: Engine, device: Literal["cuda", "cpu"], gpus: Sequence[str]) 
         flags |= _CPU_FLAGS
         if "gpu_memory_utilization" not in engine.vllm:
             flags["kv_cache_memory_bytes"] = _CPU_KV_BUILTIN if names.is_builtin(engine.model) else _CPU_KV
-    elif (ranks := len(gpus) // math.prod(_size(engine, flag) for flag in _OTHER_PARALLEL)) > 1:
+    elif (ranks := _own_ranks(engine, len(gpus))) > 1:
         flags["tensor_parallel_size"] = ranks
     return flags | dict(engine.vllm)
+
+
+def ranks_of(engine: Engine, gpus: int) -> tuple[int, int]:
+    """Tensor and pipeline parallel size of a start on so many GPUs (none: on a CPU)."""
+    given = "tensor_parallel_size" in engine.vllm or not gpus
+    tensor = _size(engine, "tensor_parallel_size") if given else max(_own_ranks(engine, gpus), 1)
+    return tensor, _size(engine, "pipeline_parallel_size")
+
+
+def _own_ranks(engine: Engine, gpus: int) -> int:
+    """The tensor parallel size that uses all GPUs of an engine."""
+    return gpus // math.prod(_size(engine, flag) for flag in _OTHER_PARALLEL)
 
 
 _OTHER_PARALLEL = ("pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size")
@@ -143,7 +155,7 @@ _OTHER_PARALLEL = ("pipeline_parallel_size", "data_parallel_size", "prefill_cont
 
 def _size(engine: Engine, flag: str) -> int:
     value = engine.vllm.get(flag, 1)
-    return value if isinstance(value, int) and value > 0 else 1
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
 
 
 def _inner_sockets(instance: str, run: str) -> str:

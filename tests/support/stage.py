@@ -55,17 +55,20 @@ class Helper:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection:
-                subprocess.run(
-                    [sys.executable, "-m", "appliance", "unitctl"],
-                    stdin=connection,
-                    stdout=connection,
-                    stderr=subprocess.DEVNULL,
-                    env=self._environment,
-                    cwd=ROOT,
-                    timeout=LIMIT,
-                    check=False,
-                )
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            subprocess.run(
+                [sys.executable, "-m", "appliance", "unitctl"],
+                stdin=connection,
+                stdout=connection,
+                stderr=subprocess.DEVNULL,
+                env=self._environment,
+                cwd=ROOT,
+                timeout=LIMIT,
+                check=False,
+            )
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
