@@ -110,7 +110,8 @@ ROWS: tuple[Row, ...] = (
     Row("supervisor.hang.suspect", "duration", 30.0, "Silence of an engine with work after which it is suspected.",
         '"20s"', "live", 1, DAY),
     Row("supervisor.hang.confirm", "duration", 90.0, "Silence after which a hang is certain when a second witness "
-        "(GPU, log) agrees; a start whose ranks do not find one another hangs after twice that.", '"60s"', "live", 1, DAY),
+        "(GPU, log) agrees; a start whose ranks do not find one another hangs after twice that.", '"60s"', "live", 1,
+        DAY),
     Row("supervisor.hang.confirm_blind", "duration", 240.0, "Silence after which a hang is certain without usable "
         "telemetry. Below vLLM's own 300s, so that evidence is taken first.", '"280s"', "live", 1, DAY),
     Row("supervisor.hang.confirm_idle_gpu", "duration", 120.0, "Silence after which a hang is certain while the GPUs "

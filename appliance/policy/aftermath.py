@@ -26,6 +26,7 @@ ACTIONS: Mapping[Remedy, str] = {
     Remedy.FIX_HOST: "fix-host",
     Remedy.REBOOT: "reboot",
 }
+REMEDIES: Mapping[str, Remedy] = {action: remedy for remedy, action in ACTIONS.items()}
 _LASTING = (Remedy.HOLD, Remedy.FIX_HOST, Remedy.REBOOT)
 
 

@@ -141,3 +141,5 @@ CAUSES: dict[str, Cause] = {
 
 # Carriers: true, but the launcher may know what is behind them.
 ENVELOPES = frozenset({"engine-died", "start-failed", UNKNOWN_CAUSE})
+# What may have another cause behind it, which the kernel tells.
+CARRIERS = ENVELOPES | {"worker-died", "engine-exception", "cuda-fault"}

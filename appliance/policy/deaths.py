@@ -1,7 +1,8 @@
 """What a look at an engine does to what is remembered of it: deaths enter the record, wishes that came true leave it.
 
 A death may add a rung to the engine's ladder, long quiet service takes the last one off for a trial, and another
-configuration all of them.
+configuration all of them. A death that has no cause of its own may be explained by the kernel a moment later; until its
+restart is carried out the better cause takes its place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from dataclasses import replace
 
 from appliance.config.model import Restart
 
+from .causes import CARRIERS
 from .failure import Exit, Failure, failure_of
+from .hardware import BURST_AHEAD_S, Step
 from .ladder import Facts, answered, climbed, kept
 from .reconcile import ENDED, Seen, UnitState
 from .restart import Death, Record, counted, entered, fulfilled
@@ -21,6 +24,11 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
 
     The second value names the cause of a death that was entered, empty when there was none.
     """
+    if seen.unit in ENDED and _is_open(seen, record):
+        failure = failure_of(seen.end, seen.verdict, seen.evidence)
+        if failure is not None and failure.step is not Step.NOTHING and failure.cause != record.cause:
+            before = tuple(death for death in record.deaths if death.key != seen.run)
+            record = replace(record, deaths=before, wanted="", over="", not_before=None)
     if seen.unit in ENDED and not record.knows(seen.run):
         failure = seen.judged or failure_of(seen.end, seen.verdict, seen.evidence)
         if failure is not None:
@@ -39,6 +47,12 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
             record = fulfilled(record)
         return _unseen_death(seen, record, limits, now=now)
     return record, ""
+
+
+def _is_open(seen: Seen, record: Record) -> bool:
+    """Whether an end that was entered may still find a better cause."""
+    due = record.over == seen.run and record.not_before is not None
+    return due and bool(seen.run) and seen.age_s <= BURST_AHEAD_S and record.cause in CARRIERS
 
 
 def died(

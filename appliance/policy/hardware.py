@@ -264,6 +264,10 @@ def _read(cause: str, step: Step, text: str, pci: str = "") -> Fault:
 
 
 def _of_gpu(gpu: Gpu) -> Fault | None:
+    if gpu.code in (LOST, RESET_REQUIRED):
+        cause, step, _ = _CODES[gpu.code]  # type: ignore[index]
+        text = "is lost" if gpu.code == LOST else "needs a reset"
+        return _read(cause, step, f"NVML: GPU {gpu.pci} {text}", gpu.pci)
     if gpu.recovery_action is not UNKNOWN and (action := ACTIONS.get(gpu.recovery_action, (_N, "")))[0] is not _N:
         return _read("gpu-hardware-suspect", action[0], f"NVML: GPU {gpu.pci} asks for: {action[1]}", gpu.pci)
     if gpu.remapped_rows is not UNKNOWN and gpu.remapped_rows[3]:

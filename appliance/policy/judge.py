@@ -42,7 +42,7 @@ from appliance.samples import (
 )
 
 from .aftermath import ACTIONS, Aftermath
-from .causes import ENVELOPES, UNKNOWN_CAUSE, Remedy
+from .causes import CARRIERS, UNKNOWN_CAUSE, Remedy
 from .ending import LOOK_AHEAD_S, End, Ending
 from .failure import EXITED, KILLED, Exit, Failure
 from .hang import Opinion
@@ -55,7 +55,6 @@ from .witness import API, CORE, WORKER
 UNSEEN, STARTING, SERVING, STOPPING, ENDED = "unseen", "starting", "serving", "stopping", "ended"
 XID_BEFORE_S = 30.0  # of a silence: the kernel's line comes first, and a step may still end
 POLLED = (Metrics, Health, Nvml, Ledger, Proc, Cgroup, Canary)  # what somebody asked for at its instant
-CARRIERS = ENVELOPES | {"worker-died", "engine-exception", "cuda-fault"}
 
 
 class Judge:

@@ -248,4 +248,3 @@ class Judges:
 
     def _line(self, priority: int, instance: str, event: str, text: str, cause: str) -> None:
         story.line(self._journal, priority, f"{instance}: {text}", event=event, instance=instance, cause=cause)
-

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from appliance import clock, names
 from appliance.host import files
 from appliance.host.journal import ERR, NOTICE
-from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE
+from appliance.policy.aftermath import REMEDIES
+from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE, Remedy
 from appliance.policy.deaths import died
 from appliance.policy.failure import Failure
 from appliance.policy.reclaim import Judged
@@ -126,7 +127,7 @@ class Recoveries:
                 record = asked(record, case.reason, case.run)
         elif not record.knows(case.run):
             death = Death(now, case.run, case.cause, case.start)
-            failure = Failure(case.cause, CAUSES[case.cause].remedy, case.reason, case.evidence)
+            failure = Failure(case.cause, _remedy(case), case.reason, case.evidence)
             facts = self._daemon.observation.seen.get(instance, Seen()).facts
             limits = self._daemon.settings.restart
             record = died(record, death, failure, facts, limits, now=now, jitter=random.random())
@@ -158,3 +159,9 @@ class Recoveries:
             incident=case.incident, entry=case.cause,
         )  # fmt: skip
         self._daemon.publish({"event": "ended", "engine": instance, "cause": case.cause or "evidence", "message": text})
+
+
+def _remedy(case: Case) -> Remedy:
+    """What follows: of a GPU that failed what was judged, of a hang what its own count in the ledger makes of it."""
+    usual = CAUSES[case.cause].remedy
+    return REMEDIES.get(case.action, usual) if case.verdict == "failed" else usual

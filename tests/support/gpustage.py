@@ -199,6 +199,15 @@ class GpuStage(Stage):
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
+    def begin(self) -> None:
+        """Start the supervisor, until it serves, knows the cards, and has looked at every engine since."""
+        self.start()
+        last = [name for name, rig in self.rigs.items() if not rig.joins][-1]
+        self.wait(lambda: self.gpus().get("gpus") and self.fleet(last), "the cards are known")
+        for op, state in (("drain", "draining"), ("undrain", "serving")):  # each takes a cycle
+            self.ask(op, engine=last)
+            self.wait_state(state, last)
+
     # --- what happens ---
 
     def kernel(self, message: str) -> None:
@@ -211,9 +220,13 @@ class GpuStage(Stage):
 
     def xid(self, name: str, number: int, more: str = "", *, card: int = 0) -> None:
         """The driver reports a fault of one of an engine's cards."""
-        pid = self.rigs[name].processes[1].pid
-        where = address(self.rigs[name].indexes[card])
-        self.kernel(f"NVRM: Xid (PCI:{where}): {number}, pid={pid}, name=VLLM::EngineCor{', ' + more if more else ''}")
+        rest = f", {more}" if more else ""
+        pid = f", pid={self.rigs[name].processes[1].pid}, name=VLLM::EngineCor" if self.rigs[name].processes else ""
+        self.kernel(f"NVRM: Xid (PCI:{self.address(name, card)}): {number}{pid}{rest}")
+
+    def address(self, name: str, card: int = 0) -> str:
+        """The PCI address of one of an engine's cards."""
+        return address(self.rigs[name].indexes[card])
 
     def dies(self, name: str, cause: str, message: str = "it says so", status: int = 71) -> None:
         """vLLM ends, and its launcher tells why."""

@@ -78,8 +78,7 @@ def stage() -> Iterator[GpuStage]:
     with gpus(*rigs, Rig("works", 2), Rig("idles")) as made:
         made["init"].shows(SPIN)
         made["works"].works()
-        made.start()
-        made.wait(lambda: made.fleet("kernel").get("state") == "serving", "they serve")
+        made.begin()
         for name, row in ROWS.items():
             row.hang(made, name)
         for name in ROWS:
