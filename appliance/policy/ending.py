@@ -14,7 +14,7 @@ from appliance.samples import Cgroup, Fs, Gpu, Ledger, Nvml, OomKill, Proc, Said
 
 from .causes import CAUSES
 from .failure import Evidence, Exit, Failure, Holder, Verdict, failure_of, hardware_of
-from .hardware import BURST_AHEAD_S, Owner, Past, Step
+from .hardware import BURST_AHEAD_S, Owner, Past, Step, notes_of
 from .witness import CORE
 
 KEPT = 256
@@ -55,7 +55,7 @@ class Ending:
         self._gpus: tuple[Gpu, ...] = ()
         self._code: Maybe[int] = UNKNOWN
         self._unanswered_since: Maybe[float] = UNKNOWN
-        self._is_silent = False
+        self._is_stuck = False  # processes that asked wait in the driver and cannot be killed
         self._oom_before: Maybe[int] = UNKNOWN
         self._oom_now: Maybe[int] = UNKNOWN
         self._first_t = float("inf")
@@ -77,7 +77,7 @@ class Ending:
         self._xids.clear()
         self._processes.clear()
         self._gpus, self._code = (), UNKNOWN
-        self._unanswered_since, self._is_silent = UNKNOWN, False
+        self._unanswered_since, self._is_stuck = UNKNOWN, False
 
     def see_process(self, sample: Proc) -> None:
         """A process; its last sample has an `event`."""
@@ -110,14 +110,14 @@ class Ending:
         if sample.error or sample.code is not UNKNOWN:
             self._code = sample.code
             if sample.code is not UNKNOWN:
-                self._unanswered_since, self._is_silent = UNKNOWN, False
+                self._unanswered_since, self._is_stuck = UNKNOWN, False
                 return
             if self._unanswered_since is UNKNOWN:
                 self._unanswered_since = sample.t
-            self._is_silent = sample.stuck > 0 or sample.t - self._unanswered_since >= SILENT_S
+            self._is_stuck = sample.stuck > 0
             return
         self._gpus, self._code = sample.gpus, UNKNOWN
-        self._unanswered_since, self._is_silent = UNKNOWN, False
+        self._unanswered_since, self._is_stuck = UNKNOWN, False
 
     def see_cgroup(self, sample: Cgroup) -> None:
         """Counters of the control group; they begin anew with the unit."""
@@ -189,10 +189,15 @@ class Ending:
         pids = frozenset(process.pid for process in seen if self.is_own(process))
         return Owner(gpus=gpus, pids=pids if pids else UNKNOWN)
 
-    @property
-    def nvml(self) -> tuple[Maybe[int], bool]:
+    def nvml(self, now: float) -> tuple[Maybe[int], bool]:
         """(the error with which NVML answers, whether it does not answer at all)."""
-        return self._code, self._is_silent
+        since = self._unanswered_since
+        return self._code, self._is_stuck or (since is not UNKNOWN and now - since >= SILENT_S)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be done to its GPUs in the next maintenance."""
+        return notes_of(self._gpus, self.owner)
 
     def leftover(self, ended: float, now: float) -> Failure | None:
         """What is left of an engine that ended, where that is worse than its end."""
@@ -223,7 +228,7 @@ class Ending:
         if self._oom_now is not UNKNOWN and self._oom_before is not UNKNOWN:
             counted = self._oom_now - self._oom_before
         past = [x for x in (*self._older, *recent) if ended - PAST_S < x.t < ended - 60.0]
-        code, silent = self.nvml
+        code, silent = self.nvml(now)
         stuck = [p for p in self._left(ended, now) if p.state in ("D", "R") and now - ended >= UNKILLABLE_S]
         return Evidence(
             ended=ended,

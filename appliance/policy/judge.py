@@ -338,7 +338,7 @@ class Judge:
                 return self._made(now, "failed", failure.cause, ACTIONS[failure.remedy], failure.reason, facts)
             told = f"the engine works on, but {failure.reason}"
             return self._made(now, found.verdict, failure.cause, "none", told, failure.evidence)
-        code, silent = self.ending.nvml
+        code, silent = self.ending.nvml(now)
         fault = reading_of((), self.ending.owner, code=code, silent=silent)
         if fault is None or found.verdict == "suspect":
             return found

@@ -48,6 +48,7 @@ class _Case:
     place: tuple[int, int, int] = (0, 0, 0)  # how far telemetry was read
     judgement: Judgement | None = None
     told: tuple[str, str] = ("ok", "")
+    noted: tuple[str, ...] = ()
     canary: asyncio.Task[object] | None = None
     open_calls: Maybe[int] = field(default=UNKNOWN)
 
@@ -126,6 +127,10 @@ class Judges:
         """One line for each change of mind that nothing else tells."""
         for instance, case in self._cases.items():
             found = case.judgement
+            notes = case.judge.ending.notes
+            for note in sorted(set(notes) - set(case.noted)):
+                self._line(NOTICE, instance, NOTE_EVENT, note, "")
+            case.noted = notes
             if found is None or not case.judge.runs:
                 case.told = ("ok", "")
                 continue

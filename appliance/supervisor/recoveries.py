@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from appliance import clock, names
 from appliance.host import files
-from appliance.host.journal import ERR, NOTICE
+from appliance.host.journal import ERR
 from appliance.policy.aftermath import REMEDIES
 from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE, Remedy
 from appliance.policy.deaths import died
@@ -74,7 +74,12 @@ class Recoveries:
         if case is None:
             return False
         self._decided(instance, case)
-        self._tell(instance, case, ERR, "engine-ended", f"{cause}: {judged.reason}")
+        text = f"{cause}: {judged.reason}"
+        story.line(
+            self._daemon.journal, ERR, f"{instance}: {text}", event="engine-ended", instance=instance, cause=cause,
+            incident=case.incident, entry=cause,
+        )  # fmt: skip
+        self._publish(instance, cause, text)
         return True
 
     def restart(self, instance: str, why: str) -> bool:
@@ -83,7 +88,7 @@ class Recoveries:
         if case is None:
             return False
         self._decided(instance, case)
-        self._tell(instance, case, NOTICE, "engine-restarting", f"restart with evidence: {why}")
+        self._publish(instance, "evidence", f"restart with evidence: {why}")  # its line is the change of its state
         return True
 
     async def close(self) -> None:
@@ -153,12 +158,8 @@ class Recoveries:
         self._daemon.complain(f"recovery of {instance}", fault, "supervisor-fault", ERR, instance)
         self._daemon.ordered()
 
-    def _tell(self, instance: str, case: Case, priority: int, event: str, text: str) -> None:
-        story.line(
-            self._daemon.journal, priority, f"{instance}: {text}", event=event, instance=instance, cause=case.cause,
-            incident=case.incident, entry=case.cause,
-        )  # fmt: skip
-        self._daemon.publish({"event": "ended", "engine": instance, "cause": case.cause or "evidence", "message": text})
+    def _publish(self, instance: str, cause: str, text: str) -> None:
+        self._daemon.publish({"event": "ended", "engine": instance, "cause": cause, "message": text})
 
 
 def _remedy(case: Case) -> Remedy:

@@ -18,6 +18,7 @@ from appliance.host import cgroup
 from appliance.host.kernellog import KernelLog
 from appliance.host.places import Places
 from appliance.samples import Cgroup, Lag, Line, Nvml, Sample
+from appliance.wire.journalrecord import concerns
 
 from . import looks
 from .gpuboard import GpuBoard
@@ -134,7 +135,10 @@ class Telemetry:
             self._engines[instance].control_group = group
 
     def samples(self, instance: str) -> list[Sample]:
-        """All that is kept of an engine and of the host, ordered by time; none for an instance that is not watched."""
+        """All that is kept of an engine and of the host, ordered by time; none for an instance that is not watched.
+
+        Of the lines of other units it gets those that name it.
+        """
         return self.after(instance, (0, 0, 0))[0]
 
     def after(self, instance: str, place: tuple[int, int, int]) -> tuple[list[Sample], tuple[int, int, int]]:
@@ -143,7 +147,9 @@ class Telemetry:
         if watched is None:
             return [], place
         own, host, lines = watched.ring.after(place[0]), self._host.after(place[1]), self._lines.after(place[2])
-        found = sorted([*own[0], *host[0], *lines[0]], key=lambda sample: sample.t)
+        unit = names.engine_unit(instance)
+        said = [line for line in lines[0] if isinstance(line, Line) and concerns(line, unit, instance)]
+        found = sorted([*own[0], *host[0], *said], key=lambda sample: sample.t)
         return found, (own[1], host[1], lines[1])
 
     @property

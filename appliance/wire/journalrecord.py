@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 from appliance.samples import Line
@@ -12,6 +13,7 @@ FIELDS = ("MESSAGE", "UNIT", "SYSLOG_IDENTIFIER", "_TRANSPORT", "_PID")  # other
 MATCHES = ("_TRANSPORT=kernel", "+", "_PID=1", "+", "_SYSTEMD_UNIT=systemd-oomd.service")
 LONGEST = 2000  # characters of a message that are kept; the kernel's have at most 1,000
 _OURS = ("llm-",)
+_ENGINES = "llm-engine@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ def entry_of(raw: bytes) -> Entry | None:
     message, proc = _text(value.get("MESSAGE"))[:LONGEST], _text(value.get("SYSLOG_IDENTIFIER"))
     src = "kernel" if kernel else "systemd"
     return Entry(cursor, Line(t=t, src=src, msg=message, unit=unit, proc=proc, boot=boot))
+
+
+def concerns(line: Line, unit: str, engine: str) -> bool:
+    """Whether a line belongs to what is known of an engine: the host's do, of units' its own and those that name it."""
+    if line.src == "kernel" or not line.unit:
+        return _ENGINES not in line.msg or unit in line.msg
+    if line.unit.startswith(_ENGINES):
+        return line.unit == unit
+    return re.search(rf"(?<![\w-]){re.escape(engine)}(?![\w-])", line.msg) is not None
 
 
 def _text(value: object) -> str:

@@ -212,9 +212,16 @@ class GpuStage(Stage):
 
     def kernel(self, message: str) -> None:
         """The kernel says something, now."""
+        self._enter(message, _TRANSPORT="kernel")
+
+    def manager(self, unit_name: str, message: str) -> None:
+        """systemd says something of a unit, now."""
+        self._enter(message, _TRANSPORT="journal", _PID="1", UNIT=unit_name)
+
+    def _enter(self, message: str, **fields: str) -> None:
         self._entries += 1
-        entry = {"__CURSOR": f"c{self._entries}", "__MONOTONIC_TIMESTAMP": str(int(time.monotonic() * 1e6)),
-                 "_BOOT_ID": BOOT, "_TRANSPORT": "kernel", "MESSAGE": message}  # fmt: skip
+        entry = {**fields, "__CURSOR": f"c{self._entries}", "__MONOTONIC_TIMESTAMP": str(int(time.monotonic() * 1e6)),
+                 "_BOOT_ID": BOOT, "MESSAGE": message}  # fmt: skip
         with open(self._log, "a") as file:
             file.write(json.dumps(entry) + "\n")
 
@@ -228,10 +235,10 @@ class GpuStage(Stage):
         """The PCI address of one of an engine's cards."""
         return address(self.rigs[name].indexes[card])
 
-    def dies(self, name: str, cause: str, message: str = "it says so", status: int = 71) -> None:
+    def dies(self, name: str, cause: str, message: str, *, status: int = 71, phase: str = "serving") -> None:
         """vLLM ends, and its launcher tells why."""
         rig = self.rigs[name]
-        verdict = {"engine": name, "start": rig.run, "at": time.time(), "phase": "serving", "requested": False,
+        verdict = {"engine": name, "start": rig.run, "at": time.time(), "phase": phase, "requested": False,
                    "cause": cause, "message": message, "exit_status": 0}  # fmt: skip
         with self._lock:
             self._put(names.engine_verdict(name, str(self.run)), verdict)
@@ -253,9 +260,10 @@ class GpuStage(Stage):
         kept = [bundle.incident for bundle in Store(str(self.state / "incidents")).all()]
         return sorted((one for one in kept if one.engine == name), key=lambda one: one.at)
 
-    def killed(self, name: str) -> bool:
-        """Whether a kill of it was asked for."""
-        return any(verb == "kill" and unit(name) in words for verb, *words in self.systemd.calls)
+    def timeline(self, name: str) -> list[dict[str, Any]]:
+        """The recording in the first incident of an engine."""
+        path = self.state / "incidents" / self.incidents(name)[0].id / "timeline.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
     def lines(self, name: str) -> list[str]:
         """The journal's lines on one engine."""
@@ -270,6 +278,8 @@ class GpuStage(Stage):
         return dict(files.read_json(self.run / "supervisor/gpus.json") or {})
 
     def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()  # it ends what asks a driver that never answers
         super().close()
         if hasattr(self, "_over"):
             self._over.set()

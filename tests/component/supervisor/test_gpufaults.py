@@ -9,6 +9,7 @@ import pytest
 
 from appliance.wire.incident import Incident
 from tests.support.gpustage import SETTINGS, SPIN, GpuStage, Rig, gpus
+from tests.support.stage import unit
 
 pytestmark = pytest.mark.slow
 RESET, REBOOT = "nvidia-smi --gpu-reset", "reboot the machine"
@@ -54,7 +55,7 @@ def asks_for(action: int, text: str) -> Callable[[GpuStage, str], None]:
     def happens(stage: GpuStage, name: str) -> None:
         stage.xid(name, 94)
         stage.xid(name, 154, f"GPU recovery action changed from 0x0 (None) to 0x{action:x} ({text})")
-        stage.dies(name, "engine-exception")
+        stage.dies(name, "engine-exception", "KeyError")
 
     return happens
 
@@ -113,6 +114,9 @@ def stage() -> Iterator[GpuStage]:
         made.begin()
         for name, (happens, _) in WORKING.items():
             happens(made, name)
+        for name in ROWS:
+            made.manager(unit(name), "Consumed 3min 4s CPU time.")
+        made.manager("llm-gateway.service", "Reloaded llm-gateway.service.")
         for name, row in ROWS.items():
             if row.happens is not late:
                 row.happens(made, name)
@@ -138,6 +142,12 @@ def test_what_becomes_of_the_engine(stage: GpuStage, name: str) -> None:
         assert row.words in first.reason and RESET not in first.reason
 
 
+def test_the_recording_of_an_engine_has_no_lines_of_other_units(stage: GpuStage) -> None:
+    stage.wait(lambda: any(one.collected for one in stage.incidents("ecc")), "its evidence is kept")
+    units = {line.get("unit", "") for line in stage.timeline("ecc") if line.get("src") == "systemd"}
+    assert units == {unit("ecc")}
+
+
 @pytest.mark.parametrize("name", WORKING)
 def test_an_engine_that_works_on_is_left_alone(stage: GpuStage, name: str) -> None:
     words = WORKING[name][1]
@@ -149,5 +159,7 @@ def test_an_engine_that_works_on_is_left_alone(stage: GpuStage, name: str) -> No
 
 
 def test_rows_that_are_remapped_at_the_next_reset_are_shown(stage: GpuStage) -> None:
+    told = stage.wait(lambda: [line for line in stage.lines("remapped") if "remaps rows" in line], "it is told")
+    assert len(told) == 1 and "at its next reset" in told[0]
     shown = [gpu for gpu in stage.gpus()["gpus"] if gpu["pci"] == stage.address("remapped")]
     assert shown[0]["remapped_rows"] == [0, 1, True, False]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from appliance.samples import Line
-from appliance.wire.journalrecord import LONGEST, Entry, entry_of
+from appliance.wire.journalrecord import LONGEST, Entry, concerns, entry_of
 
 BASE = {"__CURSOR": "s=1;i=2", "__MONOTONIC_TIMESTAMP": "12500000", "__REALTIME_TIMESTAMP": "9", "_BOOT_ID": "ab"}
 XID = "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=VLLM::Worker, GPU has fallen off the bus."
@@ -49,3 +49,21 @@ def test_entries(record: bytes, line: Line | None) -> None:
 )
 def test_what_is_no_entry(record: bytes) -> None:
     assert entry_of(record) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "whose"),
+    [
+        (Line(t=1.0, src="kernel", msg=XID), {"chat", "chat-2"}),
+        (Line(t=1.0, src="kernel", msg="oom-kill:task_memcg=/s.slice/llm-engine@chat.service,task=x,pid=7"), {"chat"}),
+        (Line(t=1.0, src="systemd", proc="systemd-oomd", msg="Killed /s.slice/llm-engine@chat-2.service"), {"chat-2"}),
+        (Line(t=1.0, src="systemd", unit="llm-engine@chat.service", msg="Failed with result 'signal'."), {"chat"}),
+        (Line(t=1.0, src="systemd", unit="llm-engine@chat-2.service", msg="beside chat"), {"chat-2"}),
+        (Line(t=1.0, src="systemd", unit="llm-gateway.service", msg="Started llm-gateway.service"), set()),
+        (Line(t=1.0, src="systemd", unit="llm-supervisor.service", msg="chat: held"), {"chat"}),
+        (Line(t=1.0, src="systemd", unit="llm-gateway.service", msg="engine chat-2 is gone"), {"chat-2"}),
+        (Line(t=1.0, src="systemd", unit="llm-runtime.service", msg="Starting llm-chatter"), set()),
+    ],
+)
+def test_whose_timeline_a_line_belongs_to(line: Line, whose: set[str]) -> None:
+    assert {name for name in ("chat", "chat-2") if concerns(line, f"llm-engine@{name}.service", name)} == whose
