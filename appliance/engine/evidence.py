@@ -2,7 +2,7 @@
 
 `launcher/evidence.sock` in the engine's directory, for root and the supervisor: one JSON line a connection,
 
-    {"verb": "stacks"}   where each process is, and py-spy's stacks where the runtime has it
+    {"verb": "stacks"}   where each process is, py-spy's stacks where the runtime has it, NCCL's view of its ranks
     {"verb": "shm"}      what lies in the unit's own /dev/shm
     {"verb": "lines"}    the last lines of output, with their times
     {"verb": "abort", "cause": "hang-collective", "reason": "...", "incident": "ID"}   ends vLLM, tells its last stacks
@@ -29,6 +29,7 @@ from appliance.policy.causes import CAUSES
 
 from . import processes, tree
 from .abort import LOOK_S, Abort
+from .collectives import Status
 from .spies import Spies
 
 VERBS = ("stacks", "shm", "lines", "abort")
@@ -56,6 +57,7 @@ class _Connection:
         self.descriptor = accepted.fileno()
         self.until = clock.monotonic() + DEADLINE_S
         self.spies: Spies | None = None
+        self.collectives: Status | None = None
         self.abort: Abort | None = None
         self.gone = False
         self._socket, self._poll = accepted, poll
@@ -116,6 +118,29 @@ class _Connection:
                 self._unsent.clear()
         self.close()
 
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """Until when what was asked for it may take."""
+        return tuple(asked.until for asked in (self.spies, self.collectives) if asked is not None)
+
+    def looked(self, now: float) -> bool:
+        """Whether all that was asked for it has told, or has had its time; what it told is a part of the answer."""
+        spies, collectives = self.spies, self.collectives
+        assert spies is not None and collectives is not None
+        if any(asked.running and now < asked.until for asked in (spies, collectives)):
+            return False
+        self.drop()
+        self.add("stacks", spies.text)
+        self.add("nccl", collectives.text)
+        return True
+
+    def drop(self) -> None:
+        """Nothing is asked for it any more."""
+        for asked in (self.spies, self.collectives):
+            if asked is not None:
+                asked.end()
+        self.spies = self.collectives = None
+
     def close(self) -> None:
         """The asker is done or has left."""
         if not self.gone:
@@ -132,8 +157,10 @@ class Desk:
     """
 
     def __init__(self, path: str, poll: select.poll, *, kept: int, spy: str, main: Callable[[], int],
-                 told: Callable[[Order, int], None], shm: str = "/dev/shm") -> None:  # fmt: skip
+                 told: Callable[[Order, int], None], nccl: tuple[str, int] | None = None,
+                 shm: str = "/dev/shm") -> None:  # fmt: skip
         self._path, self._poll, self._spy, self._main, self._told, self._shm = path, poll, spy, main, told, shm
+        self._nccl = nccl
         self._listener: socket.socket | None = None
         self._connections: list[_Connection] = []
         self._lines: deque[str] = deque(maxlen=kept)
@@ -157,8 +184,7 @@ class Desk:
         """Hand out what is owed, for at most `patience_s`, and close. Never raises."""
         end = clock.monotonic() + patience_s
         for connection in self._connections:
-            if connection.spies is not None:
-                connection.spies.end()
+            connection.drop()
             connection.send_all(end - clock.monotonic())
         self._connections.clear()
         if self._listener is not None:
@@ -178,7 +204,7 @@ class Desk:
         if self.busy:
             return clock.monotonic() + LOOK_S
         ends = [connection.until for connection in self._connections]
-        ends += [connection.spies.until for connection in self._connections if connection.spies is not None]
+        ends += [each for connection in self._connections for each in connection.limits]
         return min(ends, default=float("inf"))
 
     def heard(self, line: str) -> None:
@@ -196,17 +222,16 @@ class Desk:
         for connection in list(self._connections):
             if connection.spies is not None and connection.spies.owns(descriptor):
                 connection.spies.hear(descriptor)
+            elif connection.collectives is not None and connection.collectives.owns(descriptor):
+                connection.collectives.ready()
             elif connection.descriptor == descriptor and not connection.gone:
                 self._serve(connection, mask)
 
     def tick(self, now: float) -> None:
         """What is due: the next step of an abort, spies that have ended or are late, late connections."""
         for connection in list(self._connections):
-            spies, abort = connection.spies, connection.abort
-            if spies is not None and (not spies.running or now >= spies.until):
-                spies.end()
-                connection.spies = None
-                connection.add("stacks", spies.text)
+            abort = connection.abort
+            if connection.spies is not None and connection.looked(now):
                 connection.end(True)
             if abort is not None and not abort.step(now):
                 connection.abort = None
@@ -216,8 +241,7 @@ class Desk:
                 connection.close()
             # An abort goes on when its asker has left: processes that were frozen must not stay so.
             if connection.gone and connection.abort is None:
-                if connection.spies is not None:
-                    connection.spies.end()
+                connection.drop()
                 self._connections.remove(connection)
 
     def _accept(self) -> None:
@@ -264,7 +288,9 @@ class Desk:
         elif verb == "stacks":
             living = self._living()
             connection.add("processes", processes.describe(living))
-            connection.spies = Spies(self._spy, self._poll, living, clock.monotonic())
+            now = clock.monotonic()
+            connection.spies = Spies(self._spy, self._poll, living, now)
+            connection.collectives = Status(self._nccl, self._poll, now)
         elif verb == "abort":
             self._abort(connection, request)
         else:

@@ -38,7 +38,7 @@ from appliance.wire.vllmlog import (
     waits_for_clients,
 )
 
-from . import leftovers, tree
+from . import collectives, leftovers, tree
 from .evidence import Desk, Order
 from .ready import Probe
 from .report import Report, prepare
@@ -85,6 +85,7 @@ class Launcher:
             spy=os.path.join(os.path.dirname(plan.argv[0]), "py-spy"),
             main=lambda: self._pid,
             told=self._aborted,
+            nccl=collectives.address_of(plan.env),
         )
         self._prefix = not sys.stdout.isatty()
 

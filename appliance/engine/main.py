@@ -16,7 +16,7 @@ from appliance.units.render import engine_digest
 from appliance.wire import vllmmodels
 from appliance.wire.vllmargs import launch_plan, shutdown_s
 
-from . import rung, weights
+from . import collectives, rung, weights
 from .device import device_of, own_gpus, present_gpus
 from .launcher import Launcher, Limits
 from .report import Identity, Report, Start
@@ -73,6 +73,8 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
         cache=given.cache,
         change=changed.change,
     )
+    if len(gpus) > 1 and (address := collectives.own_address()):
+        plan.env.setdefault(collectives.VARIABLE, address)
     os.makedirs(names.engine_directory(given.name, given.run), mode=0o750, exist_ok=True)
     served = (*engine.served, *fleet.lora_names(engine))
     start = os.urandom(8).hex()

@@ -39,6 +39,7 @@ from appliance.wire.incident import Incident
 from . import ledger as ledgers
 from . import rungs, sources, story
 from .act import Hand, Refusal
+from .firstlooks import FirstLooks
 from .fleet import Fleet, observed_only
 from .gpumemory import GpuMemory
 from .judges import Judges
@@ -71,6 +72,7 @@ class Daemon:
         self.recorder = Recorder(places.under_state(names.INCIDENTS), journal)
         self.judges = Judges(self.telemetry, places, journal)
         self.recoveries = Recoveries(self)
+        self.first_looks = FirstLooks(lambda instance, run: self.subject(instance, run, ""))
         self.listeners: set[asyncio.Queue[dict[str, object] | None]] = set()
         self._acted: dict[str, tuple[float, UnitState, str]] = {}  # last request: instant, and what was seen then
         self._read_at = clock.monotonic()
@@ -119,6 +121,7 @@ class Daemon:
                 await _first(self._pause_s, self.wake, stop)
                 self.wake.clear()
         self.judges.close()
+        await self.first_looks.close()
         await self.recoveries.close()
         await self.recorder.close()
 
@@ -170,6 +173,9 @@ class Daemon:
         made = self._plan()
         self._show(made)
         if self.settings.mode == "act" and not self.observation.fault:
+            seen = self.observation.seen
+            suspected = {instance: seen[instance].run for instance in self.judges.suspected() if instance in seen}
+            self.first_looks.follow(suspected, self.recoveries.runs)
             self._take_down()
             for action in made.actions:
                 if action.instance in self.recoveries.active:
@@ -265,8 +271,10 @@ class Daemon:
 
     def subject(self, instance: str, run: str, group: str) -> sources.Subject:
         """What evidence about a run is asked of."""
-        facts = sources.facts(self.places, self.effective)
-        return sources.Subject(instance, run, group, self.effective, self.places, self.judges.timeline, facts=facts)
+        facts, first = sources.facts(self.places, self.effective), self.first_looks.of(instance, run)
+        return sources.Subject(
+            instance, run, group, self.effective, self.places, self.judges.timeline, facts=facts, first=first
+        )
 
     def _tell_death(self, instance: str, record: Record, seen: Seen) -> None:
         about = Incident(

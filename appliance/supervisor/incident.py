@@ -17,7 +17,7 @@ from appliance.policy.incidents import BUNDLE_BYTES, FILE_BYTES, SPARE_BYTES
 from appliance.wire.incident import Incident
 from appliance.wire.redact import Redactor, secrets_in
 
-from .sources import Missing, Source, Subject, sources
+from .sources import Missing, Source, Subject, since_first, sources
 
 ALL_S = 22.0  # for the answers; redacting and writing have the rest of the 30 s
 WRITE_S = 8.0
@@ -41,6 +41,9 @@ async def collect(about: Incident, subject: Subject, store: Store) -> Incident:
         missing = {"*": "the disk is nearly full"}
         if spare:
             found, missing = await ask_all(sources(subject), ALL_S)
+        earlier, moved = since_first(subject.first, found, clock.monotonic())
+        found = {**found, **earlier} if spare else found
+        told = replace(told, evidence=(*told.evidence, *map(redactor.text, moved)))
         kept = replace(told, facts=subject.facts, took_s=round(clock.monotonic() - begun, 1))
         writing = asyncio.to_thread(_write, kept, found, missing, partial, store, redactor)
         return await asyncio.wait_for(writing, WRITE_S)

@@ -35,6 +35,9 @@ CANARY_LIMIT_S = 900.0  # longest wait for its answer: a judge has made up its m
 STALE_S = 30.0  # a reading of the GPUs that is older says nothing of their memory now
 
 
+_SILENT = ("suspect", "hung", "failed")
+
+
 @dataclass(slots=True)
 class _Case:
     """An engine before its judge."""
@@ -99,13 +102,19 @@ class Judges:
             if found is not None and case.judge.runs and found.verdict in ("hung", "failed") and found.action != "none":
                 yield instance, found
 
+    def suspected(self) -> Iterator[str]:
+        """Engines that are silent for too long, those that are surely hung among them."""
+        for instance, case in self._cases.items():
+            if case.judgement is not None and case.judge.runs and case.judgement.verdict in _SILENT:
+                yield instance
+
     def view(self, instance: str, view: View) -> View:
         """What is shown of an engine, with what its judge thinks of it."""
         case = self._cases.get(instance)
         found = case.judgement if case is not None else None
         if case is None or found is None or view.state not in ("serving", "starting") or not case.judge.runs:
             return view
-        if found.verdict in ("suspect", "hung", "failed"):
+        if found.verdict in _SILENT:
             return replace(view, reason=found.reason, cause=found.cause, suspect=view.state == "serving")
         if view.state == "serving" and found.cause in ("asleep", "compiling", "busy-prefill"):
             return replace(view, reason=view.reason or found.reason, cause=found.cause)

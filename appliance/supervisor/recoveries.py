@@ -40,6 +40,11 @@ class Recoveries:
         """Instances that are being taken down: nobody else acts on them."""
         return frozenset(self._active)
 
+    @property
+    def runs(self) -> Mapping[str, str]:
+        """The run of each of them."""
+        return {instance: recovery.case.run for instance, recovery in self._active.items()}
+
     def took(self, instance: str, run: str) -> bool:
         """Whether a run's end is this recovery's doing, and so no death of its own."""
         return bool(run) and self._taken.get(instance) == run

@@ -148,6 +148,7 @@ class Recovery:
 
     async def _record(self) -> None:
         case = self.case
+        await self._daemon.first_looks.settled(self._instance)
         about = Incident(
             id=case.incident, engine=self._instance, at=case.at, kind=case.kind, cause=case.cause, reason=case.reason,
             verdict=case.verdict, action=case.action, evidence=case.evidence, run=case.run,

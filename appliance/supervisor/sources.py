@@ -22,6 +22,8 @@ from appliance.host import command, files, proc, unixhttp
 from appliance.host.kernellog import boot_id
 from appliance.host.places import Places
 from appliance.policy.incidents import FILE_BYTES
+from appliance.quantity import format_duration
+from appliance.wire import pyspy
 from appliance.wire.redact import Redactor
 
 ANSWER_S = 3.0  # of HTTP: metrics, ledger
@@ -31,6 +33,7 @@ JOURNAL_S = 8.0
 DRIVER_S = 10.0  # nvidia-smi asks each GPU; it is quick or it hangs
 LOG_BYTES = FILE_BYTES
 KEPT_LINES = 2000
+STACKS = "stacks.txt"
 # Never with -b or -k, which ask for the boot id that the sandbox shows: `boot_id` tells more.
 JOURNAL = ("journalctl", "--no-pager", "-q", "-o", "short-iso-precise")
 KERNEL_SINCE = "-15min"
@@ -45,8 +48,19 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What the launcher told of its processes at an instant of the monotonic clock, by file."""
+
+    at: float
+    files: Found
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
-    """What evidence is about: an instance, its run, its control group, and the configuration in force."""
+    """What evidence is about: an instance, its run, its control group, and the configuration in force.
+
+    `first` is the look that was taken when it was suspected.
+    """
 
     engine: str
     run: str
@@ -56,6 +70,7 @@ class Subject:
     timeline: Timeline
     nvidia_smi: tuple[str, ...] = ("nvidia-smi", "-q")
     facts: Mapping[str, object] = field(default_factory=dict)
+    first: Look | None = None
 
 
 def sources(subject: Subject) -> dict[str, Source]:
@@ -116,6 +131,17 @@ async def _processes(subject: Subject) -> Found:
             raise Missing(f"{missing}; its control group shows no process") from None
     lines = [f"{p.pid:>8} parent {p.parent:>8} state {p.state} cpu {p.cpu_s:.2f} s {p.comm}" for p in found]
     return {"processes.txt": "\n".join(lines) + "\n"}
+
+
+def since_first(first: Look | None, found: Found, now: float) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The files of the first look, and what a second one says of the time in between."""
+    if first is None:
+        return {}, ()
+    apart_s = now - first.at
+    head = f"Seen {format_duration(apart_s)} before the rest of this evidence, when the engine was first suspected.\n\n"
+    kept = {f"first-{name}": head + text for name, text in first.files.items()}
+    before, after = (pyspy.stacks(files_.get(STACKS, "")) for files_ in (first.files, found))
+    return kept, pyspy.compared(before, after, apart_s)
 
 
 async def _lines(subject: Subject) -> Found:

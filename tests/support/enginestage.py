@@ -69,10 +69,10 @@ class Stage:
     def output(self) -> str:
         return (self.home / "output").read_text()
 
-    def configure(self, script: str = "", *, keys: str = "", vllm: str = "") -> None:
+    def configure(self, script: str = "", *, keys: str = "", vllm: str = "", env: str = "") -> None:
         (self.home / "config.toml").write_text(
             f'[models]\ndirectory = "{self.home}/models"\n[[engine]]\nname = "chat"\n{keys}\n'
-            f'[engine.env]\nFAKE_VLLM = "{script}"\n[engine.vllm]\n{vllm}\n'
+            f'[engine.env]\nFAKE_VLLM = "{script}"\n{env}\n[engine.vllm]\n{vllm}\n'
         )
 
     def start(self, **limits: float) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +95,41 @@ def test_py_spy_is_used_where_the_runtime_has_it(stage: Stage, said: str) -> Non
     assert set(told) == set(pids)
     expected = "Thread of " if said == "a stack" else "did not end within"
     assert all(expected in block for block in told.values())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("NCCL version 2.28.9\nERRORS\n", "NCCL version 2.28.9\nERRORS\n"),
+        ("", ""),
+        pytest.param(None, "", id="nobody listens"),
+    ],
+)
+def test_nccl_is_asked_for_its_view_of_the_ranks(stage: Stage, said: str | None, told: str) -> None:
+    """A rank's thread listens on loopback, as NCCL's does; who does not listen or does not end costs nothing more."""
+    with socket.create_server(("127.0.0.1", 0)) as ranks:
+        if said is None:
+            ranks.close()
+        place = "127.0.0.1:9" if said is None else f"127.0.0.1:{ranks.getsockname()[1]}"
+        stage.configure("tp=2", env=f'NCCL_RAS_ADDR = "{place}"')
+        stage.start()
+        stage.until("serving")
+        heard: list[bytes] = []
+
+        def answer() -> None:
+            accepted, _ = ranks.accept()
+            with accepted:
+                heard.append(accepted.recv(100))
+                accepted.sendall(str(said).encode())
+
+        thread = threading.Thread(target=answer, daemon=True)
+        if said is not None:
+            thread.start()
+        parts, done = ask(stage, {"verb": "stacks"})
+        assert done["ok"] and parts.get("nccl", "") == told
+        if said is not None:
+            thread.join(LIMIT)
+            assert heard == [b"verbose status\n"]
 
 
 def test_shared_memory_and_lines(stage: Stage) -> None:
@@ -198,3 +234,12 @@ def test_only_its_own_user_and_root_may_ask(stage: Stage) -> None:
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_ranks_of_an_engine_get_an_address_of_their_own(stage: Stage) -> None:
+    (stage.home / "runtime/.complete").write_text('{"v": 1, "version": "0.32.0", "device": "cuda"}')
+    stage.configure("tp=2", keys='gpus = ["GPU-a", "GPU-b"]')
+    stage.start()
+    stage.until("serving")
+    host, _, port = stage.read("environment")["NCCL_RAS_ADDR"].partition(":")
+    assert host == "127.0.0.1" and 0 < int(port) < 65536

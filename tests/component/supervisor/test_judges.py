@@ -35,6 +35,13 @@ grammar_allowance = "3s"
 """
 
 
+SPY = """
+echo "$4" >> {log}
+echo "Thread $4 (idle): \\"MainThread\\""
+if grep -q fakevllm /proc/$4/cmdline; then echo "    turns (api.py:$(date +%N))"; else echo "    waits (rank.py:7)"; fi
+"""
+
+
 class Gateway:
     """A gateway that has a call open at `chat`, of which it has heard nothing, while `calls` is 1."""
 
@@ -75,8 +82,6 @@ def watched(mode: str) -> Iterator[tuple[LiveStage, Gateway]]:
 
 def hang(stage: LiveStage, gateway: Gateway) -> dict[str, int]:
     """A worker stands still, and a call waits for it."""
-    stage.start()
-    stage.served(1)
     pids = stage.pids()
     os.kill(pids["worker"], signal.SIGSTOP)
     gateway.calls = 1
@@ -85,7 +90,14 @@ def hang(stage: LiveStage, gateway: Gateway) -> dict[str, int]:
 
 def test_a_hang_is_seen_taken_down_with_evidence_and_can_be_judged_again() -> None:
     with watched("act") as (stage, gateway):
-        hang(stage, gateway)
+        looks = stage.home / "looks"
+        spy = stage.state / "runtimes/current/bin/py-spy"
+        spy.write_text("#!/bin/sh" + SPY.format(log=looks))
+        spy.chmod(0o755)
+        stage.start()
+        stage.served(1)
+        assert not looks.exists()  # a healthy engine is left alone
+        pids = hang(stage, gateway)
         stage.wait(lambda: stage.case() or stage.bundles, "it is taken down")
         gateway.calls = 0
         stage.served(2)
@@ -95,6 +107,11 @@ def test_a_hang_is_seen_taken_down_with_evidence_and_can_be_judged_again() -> No
         assert about.cause.startswith("hang-")
         assert "no progress for" in about.reason
         assert "waits_for_its_peers" in stage.text("stacks.txt")
+        moves = {pid: fact for fact in about.evidence for pid in pids.values() if f"({pid})" in fact}
+        assert "is where it was" in moves[pids["core"]] and "waits (rank.py:7)" in moves[pids["core"]]
+        assert "has moved: turns (api.py:" in moves[pids["api"]]
+        assert "when the engine was first suspected" in stage.text("first-stacks.txt")
+        assert len(looks.read_text().split()) == 2 * len(pids)
         (death,) = stage.ledger()["deaths"]
         assert death["cause"] == about.cause
         recording = stage.state / "incidents" / about.id / "timeline.jsonl"
