@@ -25,7 +25,8 @@ REFUSED_ENV = {
     "VLLM_LOGGING_CONFIG_PATH": ("the launcher follows the engine by its log", "leave it out"),
 }
 _LOG_LEVELS = ("DEBUG", "INFO")
-LOCAL_ONLY = ("gpus", "shm_size", "memory_max", "priority", "startup_timeout", "env", "vllm")
+LOCAL_ONLY = ("gpus", "shm_size", "memory_max", "priority", "startup_timeout", "min_model_len", "env",
+              "vllm")  # fmt: skip
 
 
 def lora_names(engine: Engine) -> tuple[str, ...]:
@@ -163,6 +164,10 @@ def _sizes(engine: Engine, index: int, say: Say) -> None:
             "are likely", "at most 0.95", "warning")  # fmt: skip
     if lora_names(engine) and engine.vllm.get("enable_lora") is not True:
         say((*flags, "lora_modules"), "adapters load only with enable_lora", "add enable_lora = true", "warning")
+    longest = engine.vllm.get("max_model_len")
+    if isinstance(longest, int) and longest < engine.min_model_len:
+        say(("engine", index, "min_model_len"), f"{engine.min_model_len} is more than max_model_len {longest}",
+            "at most max_model_len")  # fmt: skip
     needed = gpus_needed(engine)
     if engine.gpus == "auto" or engine.remote:
         return

@@ -176,6 +176,9 @@ ROWS: tuple[Row, ...] = (
         1000),
     Row("engine.startup_timeout", "duration", HOUR, "The longest start before it is given up.", '"30m"', "live", 30,
         7 * DAY),
+    Row("engine.min_model_len", "int", 0, "The shortest context to which max_model_len may be lowered when the KV "
+        "cache cannot hold one request of its length; 0 leaves it and holds the engine.", "8192", "live", 0,
+        100_000_000),
     Row("engine.env", "env", {}, "Extra environment of the engine.", '{ NCCL_P2P_DISABLE = "1" }', "restart"),
     Row("engine.remote", "urls", (), "Base URLs of engines elsewhere, each a replica, instead of one that runs here.",
         '["http://10.0.0.7:8000"]', "reload"),

@@ -134,6 +134,14 @@ class Group:
         """Whether a replica gets calls."""
         return any(replica.up for replica in self.replicas.values())
 
+    @property
+    def context(self) -> object:
+        """The longest context that every replica can hold; a start may have been given less than the configuration."""
+        told = [each.state.value.get("flags") for each in self.replicas.values()]
+        lengths = [flags.get("max_model_len") for flags in told if isinstance(flags, dict)]
+        whole = [length for length in lengths if isinstance(length, int)]
+        return min(whole) if whole else self.engine.vllm.get("max_model_len")
+
     def release(self, lease: Lease, outcome: Outcome) -> None:
         """Give a lease back and let the next ones in."""
         now = clock.monotonic()
@@ -244,16 +252,14 @@ class Engines:
         self.fleet.refresh()
         self.runtime.refresh()
         for group in self.groups.values():
-            serving = False
             for replica in group.replicas.values():
                 replica.look()
-                up = replica.up = self.serving(replica, now)
-                serving = serving or up
+                replica.up = self.serving(replica, now)
                 replica.adaptive.resize(limit_of("auto", group.engine.vllm.get("max_num_seqs")))
                 replica.suspect = self._is_suspect(replica, epoch)
                 self.tell_admission(group, replica)
                 replica.pool.trim()
-            if group.waiters and not serving:
+            if group.waiters and not group.is_up:
                 group.refuse_waiting(self.unavailable(group, group.engine.served[0], epoch))
             group.admit_waiting(now)
 

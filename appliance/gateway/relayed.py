@@ -220,7 +220,7 @@ class RelayedRequest:
             host.tasks.start,
             ticket=claim.ticket(self.number, self.arrived),
             fields=headers.upstream_fields(self.head.fields, self.head.connection),
-            body=claim.bounded(body, group.engine.vllm.get("max_model_len")),
+            body=claim.bounded(body, group.context),
             is_paused=lambda: connection.writing_paused,
             body_sent=self.share.give_back,
             longest=principal.limits.stream_time,

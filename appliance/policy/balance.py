@@ -1,6 +1,6 @@
 """Which replica takes the next call: the one with the fewest in flight, in proportion to what it may hold.
 
-One that is suspected of a hang comes after all others that have room: what is sent to it may wait for its restart. It
+One that is suspected of a hang gets none while another serves: what is sent to it may wait for its restart. Alone it
 is still better than none, for it may only be slow.
 """
 
@@ -26,10 +26,11 @@ T = TypeVar("T", bound=Load)
 
 def least_outstanding(loads: Sequence[T], turn: int) -> T | None:
     """The replica with room and the smallest share in use; equals take turns, None when none has room."""
+    if len(loads) > 1:
+        loads = [load for load in loads if not load.suspect] or loads
     open_ = [load for load in loads if load.in_flight < load.limit]
     if len(open_) <= 1:
         return open_[0] if open_ else None
-    open_ = [load for load in open_ if not load.suspect] or open_
     least = min(load.in_flight / load.limit for load in open_)
     equals = [load for load in open_ if load.in_flight / load.limit == least]
     return equals[turn % len(equals)]

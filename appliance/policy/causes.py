@@ -74,7 +74,8 @@ CAUSES: dict[str, Cause] = {
     "kv-none": Cause(HOLD, "Nothing is left for the KV cache after the weights.",
         "Raise gpu_memory_utilization, or use more GPUs or a smaller model, then `llm-appliance apply`."),
     "kv-too-small": Cause(HOLD, "The KV cache cannot hold one request of the model's full length.",
-        'Lower max_model_len as the message says, or write "auto" to leave it to vLLM; then `llm-appliance apply`.'),
+        'Lower max_model_len as the message says, or write "auto" to leave it to vLLM; then `llm-appliance apply`. '
+        "With min_model_len it is lowered by itself."),
     "gpu-memory-leaked": Cause(WAIT, "GPU memory of an earlier run is still in use.",
         "It is tried again. If it stays, end the process that nvidia-smi shows, or reset the GPU."),
     "gpu-memory-taken": Cause(WAIT, "Another program uses the GPU's memory.",

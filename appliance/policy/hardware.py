@@ -265,7 +265,7 @@ def _read(cause: str, step: Step, text: str, pci: str = "") -> Fault:
 
 def _of_gpu(gpu: Gpu) -> Fault | None:
     if gpu.code in (LOST, RESET_REQUIRED):
-        cause, step, _ = _CODES[gpu.code]  # type: ignore[index]
+        cause, step, _ = _CODES[gpu.code]
         text = "is lost" if gpu.code == LOST else "needs a reset"
         return _read(cause, step, f"NVML: GPU {gpu.pci} {text}", gpu.pci)
     if gpu.recovery_action is not UNKNOWN and (action := ACTIONS.get(gpu.recovery_action, (_N, "")))[0] is not _N:

@@ -5,7 +5,8 @@
     cuda-oom-warmup    max_num_seqs halved; gpu_memory_utilization -0.02; then held
     cuda-oom-serving   gpu_memory_utilization -0.03; max_num_batched_tokens halved; the same two; max_num_seqs halved;
                        enforce_eager
-    kv-too-small       none: a shorter context is the operator's to choose (max_model_len = "auto" says that it may be)
+    kv-too-small       max_model_len lowered to what vLLM says there is room for, where the operator's min_model_len
+                       allows it; a shorter context is his to choose (max_model_len = "auto" says so too)
     compile-cache      the compile caches are moved away
     hang-*             2nd within an hour: NCCL tells what it does; 3rd: one mitigation, by topology; 4th: held
 
@@ -48,7 +49,9 @@ DEFAULTS: Mapping[str, float] = {
 }
 UTILISATION_MAX, UTILISATION_MIN = 0.95, 0.80
 SEQS_MIN, TOKENS_MIN = 16, 512
-FLAGS = frozenset({*DEFAULTS, "enforce_eager", "disable_custom_all_reduce"})
+FLAGS = frozenset({*DEFAULTS, "enforce_eager", "disable_custom_all_reduce", "max_model_len"})
+FITS = "max-model-len="  # the hint that says for which context there is room
+LENGTH_STEP = 256
 ENV = frozenset({"NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_CUMEM_ENABLE"})
 
 
@@ -117,6 +120,7 @@ class Facts:
     cuda: bool = False
     neighbours: bool = False  # another engine of ours uses one of its GPUs
     nvlink: Maybe[bool] = UNKNOWN
+    min_model_len: int = 0  # below which the operator wants no context; 0: none is chosen for him
     hint: str = ""  # what the log says beyond the cause
 
 
@@ -212,6 +216,8 @@ def _of_memory(cause: str, repeated: bool, ladder: Ladder, facts: Facts, now: fl
         return Rung(cause, "compile caches moved away", now, caches=True)
     if cause == "kv-none" and facts.cuda:
         return _room(cause, ladder, facts, now)
+    if cause == "kv-too-small":
+        return _shorter(cause, ladder, facts, now)
     steps = {"cuda-oom-warmup": _WARMUP, "cuda-oom-serving": _SERVING}.get(cause)
     if steps is None or not repeated:
         return ""
@@ -235,6 +241,17 @@ def _room(cause: str, ladder: Ladder, facts: Facts, now: float) -> Rung | str:
     if wanted - given < 0.0199:
         return ""
     change: dict[str, object] = {"gpu_memory_utilization": wanted}
+    return Rung(cause, _say(change, ladder, facts), now, flags=change)
+
+
+def _shorter(cause: str, ladder: Ladder, facts: Facts, now: float) -> Rung | str:
+    """The context for which there is room, once, and never below what the operator wants."""
+    told = facts.hint.removeprefix(FITS)
+    room = int(told) if facts.hint.startswith(FITS) and told.isdecimal() else 0
+    if not 0 < facts.min_model_len <= room or any(rung.cause == cause for rung in ladder.rungs):
+        return ""
+    length = max(room // LENGTH_STEP * LENGTH_STEP, facts.min_model_len)
+    change: dict[str, object] = {"max_model_len": length}
     return Rung(cause, _say(change, ladder, facts), now, flags=change)
 
 

@@ -52,7 +52,8 @@ def desired_of(config: Config | None) -> tuple[Desired, ...]:
         gpus = frozenset({ANY_GPU}) if given == "auto" else frozenset(map(str, given))
         on_cpu = config.runtime.device == "cpu"
         digest = engine_digest(config, instance)
-        made.append(Desired(instance, engine.name, engine.model, digest, frozenset() if on_cpu else gpus))
+        gpus = frozenset() if on_cpu else gpus
+        made.append(Desired(instance, engine.name, engine.model, digest, gpus, engine.min_model_len))
     return tuple(made)
 
 
@@ -143,6 +144,7 @@ def _facts(instance: str, state: Mapping[str, object], desired: Sequence[Desired
         place=Place(digest, runtime, tuple(map(str, gpus)) if isinstance(gpus, list) else ()),
         flags=flags if isinstance(flags, dict) else {},
         cuda=state.get("cuda") is True,
+        min_model_len=own.min_model_len if own is not None else 0,
         neighbours=own is not None and any(share(own.gpus, d.gpus) for d in desired if d.instance != instance),
     )
 

@@ -29,7 +29,7 @@ ENGINE_TEMPLATE = "/usr/lib/systemd/system/llm-engine@.service"
 START_MARGIN_S = 60.0  # to end what did not come up: three seconds for the stacks, 20 s for what is in a driver call
 STOP_MARGIN_S = 45.0  # the launcher's 15 s on top of vLLM's own grace, 20 s to kill, and some
 CPU_SHM = "2G"
-_NOT_STARTED_WITH = ("replicas", "priority", "startup_timeout", "remote", "remote_api_key_file")
+_NOT_STARTED_WITH = ("replicas", "priority", "startup_timeout", "min_model_len", "remote", "remote_api_key_file")
 
 
 def units(config: Config, source: str = names.CONFIG_FILE) -> dict[str, str | None]:

@@ -19,6 +19,7 @@ from appliance.wire.vllmlog import ERR, Line, announces_death
 from appliance.wire.vllmsignatures import SIGNATURES, Signature
 
 WINDOW = 200  # lines before a death that may explain it; older ones belong to requests that failed alone
+_FITS = "max-model-len="  # as `policy/ladder` reads it: the longest context for which there is room
 LONGEST_GROUP = 300  # characters of a quoted message
 
 
@@ -29,7 +30,7 @@ class Cause(NamedTuple):
     message: str
     remedy: str
     line: int
-    hint: str = ""  # `compile-cache`: what one cause among several of its word would need
+    hint: str = ""  # `compile-cache`, `max-model-len=4096`: what it would need beyond what its word says
 
 
 _QUOTED = ("    ", '  File "')
@@ -74,7 +75,8 @@ def _told(lines: Sequence[Line], served: bool, index: int, signature: Signature,
     if "{3}" in remedy and not groups[3]:
         remedy = "lower max_model_len, or give the KV cache more memory"
     message = signature.message.format(*groups, **extra).strip()
-    return Cause(cause, message, remedy.format(*groups), index, signature.hint)
+    hint = f"{_FITS}{groups[3]}" if cause == "kv-too-small" and groups[3] else signature.hint
+    return Cause(cause, message, remedy.format(*groups), index, hint)
 
 
 Refined = tuple[str, dict[str, str]]

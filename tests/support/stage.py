@@ -124,10 +124,12 @@ class Stage:
         state = {"phase": "loading", "started": time.time(), "ready": None, "digest": self.digest(instance)}
         self._put(names.engine_state(instance, str(self.run)), state | more)
 
-    def die(self, instance: str = "chat", status: int = 71, cause: str = "engine-died", message: str = "gone") -> None:
+    def die(self, instance: str = "chat", status: int = 71, cause: str = "engine-died", message: str = "gone",
+            hint: str = "") -> None:  # fmt: skip
         """The launcher writes its verdict and ends."""
         verdict: dict[str, object] = {"engine": instance, "start": os.urandom(4).hex(), "at": time.time()}
-        verdict |= {"phase": "serving", "requested": False, "cause": cause, "message": message, "exit_status": 0}
+        verdict |= {"phase": "serving", "requested": False, "cause": cause, "message": message, "hint": hint}
+        verdict |= {"exit_status": 0}
         self._put(names.engine_verdict(instance, str(self.run)), verdict)
         self.systemd.die(unit(instance), status)
 

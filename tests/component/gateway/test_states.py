@@ -167,3 +167,25 @@ def test_the_console_is_one_page(local: Gateway) -> None:
     assert local.request("GET", "/readyz", port=local.admin_port).status == 503
     assert local.request("POST", "/status", b"", port=local.admin_port).status == 405
     assert local.request("GET", "/ledger", port=local.admin_port).status == 404
+
+
+def test_a_suspected_replica_gets_no_new_calls_while_another_serves(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path, config(LOCAL + "replicas = 2\n"))
+    names = ("chat", "chat-2")
+    engines = []
+    for name in names:
+        (gateway.run / "engines" / name).mkdir(parents=True)
+        engines.append(FakeEngine(uds=gateway.run / "engines" / name / "vllm.sock"))
+        gateway.engine_state(name, "serving")
+
+    def asked() -> set[str]:
+        return {gateway.request("POST", CHAT, chat()).headers.get("x-engine", "") for _ in range(6)}
+
+    try:
+        for suspects, takers in (((), set(names)), (("chat",), {"chat-2"}), (names, set(names))):
+            gateway.fleet(**{name: {"state": "serving", "suspect": name in suspects} for name in names})
+            wait_until(lambda takers=takers: asked() == takers, 10, f"{takers} take calls", 0.05)  # type: ignore[misc]
+    finally:
+        gateway.kill()
+        for engine in engines:
+            engine.close()

@@ -77,6 +77,18 @@ def test_a_start_that_a_change_can_help_gets_it_and_keeps_it(stage: Stage) -> No
     assert stage.starts() == 2
 
 
+def test_a_context_is_lowered_where_the_operator_allows_it(stage: Stage) -> None:
+    stage.write(CHAT + "min_model_len = 4096\n")
+    stage.start()
+    stage.wait_started(1)
+    stage.started_with(runtime="0.32.0-cuda", gpus=["GPU-1"], cuda=True, flags={"max_model_len": 8192})
+    stage.die(status=78, cause="kv-too-small", message="no room for 8192 tokens", hint="max-model-len=6000")
+    stage.wait_started(2)
+    told = json.loads((stage.state / "supervisor/rungs/chat.json").read_text())
+    assert told["flags"] == {"max_model_len": 5888}
+    assert stage.wait_state("starting")["changed"] == "max_model_len 8192 -> 5888 (kv-too-small)"
+
+
 @pytest.mark.parametrize(
     ("runtime", "told"),
     [("0.32.0-cuda", "its next start does without max_num_seqs 64 -> 32"), ("0.33.0-cuda", "is forgotten")],

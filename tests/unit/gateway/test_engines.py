@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from appliance.config.model import Engine
+from appliance.config.model import Config, Engine
 from appliance.errors import ApiError
 from appliance.gateway.clients import is_trusted
-from appliance.gateway.engines import Group, StateFile, lora_names, served_names
+from appliance.gateway.engines import Engines, Group, StateFile, lora_names, served_names
 from appliance.gateway.listeners import parse_address, port_owner
 from appliance.gateway.upstream import Target, remote_target
 from appliance.host.files import replace_json
@@ -25,6 +26,27 @@ def test_a_state_file_is_read_when_it_changes(tmp_path: Path) -> None:
     assert state.refresh() and state.text("phase") == ""
     path.unlink()
     assert state.refresh() and not state.refresh()
+
+
+@pytest.mark.parametrize(
+    ("told", "context"),
+    [({}, 8192), ({"a": {"max_model_len": 4096}}, 4096),
+     ({"a": {"max_model_len": 8192}, "b": {"max_model_len": 5888}}, 5888),
+     ({"a": {}, "b": {"max_model_len": "auto"}}, 8192)],
+)  # fmt: skip
+def test_the_context_is_the_shortest_that_a_replica_was_started_with(
+    tmp_path: Path, told: dict[str, dict[str, object]], context: int
+) -> None:
+    loop = asyncio.new_event_loop()
+    engines = Engines(str(tmp_path), loop)
+    for name, instance in (("a", "chat"), ("b", "chat-2")):
+        (tmp_path / f"engines/{instance}").mkdir(parents=True)
+        replace_json(tmp_path / f"engines/{instance}/state.json", {"start": "s", "flags": told.get(name)})
+    engine = Engine(name="chat", replicas=2, vllm={"max_model_len": 8192})
+    engines.configure(Config(engines=(engine,)))
+    assert engines.groups["chat"].context == context
+    engines.close()
+    loop.close()
 
 
 @pytest.mark.parametrize(

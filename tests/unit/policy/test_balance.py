@@ -24,7 +24,7 @@ class Load(NamedTuple):
         ([Load("a", 1, 4), Load("b", 1, 4)], {"a", "b"}),
         ([Load("a", 0, 0)], {None}),
         ([Load("a", 0, 4, suspect=True), Load("b", 3, 4)], {"b"}),
-        ([Load("a", 1, 4, suspect=True), Load("b", 4, 4)], {"a"}),
+        ([Load("a", 1, 4, suspect=True), Load("b", 4, 4)], {None}),
         ([Load("a", 2, 4, suspect=True), Load("b", 1, 4, suspect=True)], {"b"}),
     ],
 )

@@ -39,6 +39,36 @@ def test_a_death_is_entered_once(unit: UnitState) -> None:
     assert look(seen, record, NOW + 2) == (record, "")
 
 
+FALLEN = Evidence(xids=(Xid(t=1.0, number=79, pci="0000:65:00"),))
+ILLEGAL = Evidence(xids=(Xid(t=1.0, number=31, pci="0000:65:00"),))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "cause", "evidence", "after"),
+    [
+        (2.0, "engine-died", FALLEN, "gpu-lost"),
+        (2.0, "worker-died", FALLEN, "gpu-lost"),
+        (6.0, "engine-died", FALLEN, "engine-died"),  # too late for it
+        (2.0, "cuda-oom-serving", FALLEN, "cuda-oom-serving"),  # it has a cause of its own
+        (2.0, "engine-died", Evidence(), "engine-died"),
+        (2.0, "cuda-fault", ILLEGAL, "cuda-fault"),  # it is no news
+    ],
+)
+def test_what_the_kernel_says_after_a_death_takes_the_place_of_a_cause_that_says_little(
+    age_s: float, cause: str, evidence: Evidence, after: str
+) -> None:
+    seen = Seen(UnitState.NET, "r1", end=DIED, verdict=Verdict(cause, "gone", "serving"))
+    record, first = look(seen)
+    assert first == cause and record.wanted
+    again, told = look(replace(seen, age_s=age_s, evidence=evidence), record, NOW + age_s)
+    assert (again.cause, told) == (after, "" if after == cause else after)
+    assert [death.cause for death in again.deaths] == [after]  # it counts once
+    if after == "gpu-lost":
+        assert again.hold and not again.wanted
+    begun = replace(record, wanted="", over="", not_before=None)  # the restart was carried out
+    assert look(replace(seen, age_s=age_s, evidence=evidence), begun, NOW + age_s) == (begun, "")
+
+
 def test_a_run_that_begins_fulfils_the_wish() -> None:
     record, _ = look(Seen(UnitState.NET, "r1", end=DIED))
     assert look(Seen(UnitState.STARTING, "r1"), record)[0].wanted

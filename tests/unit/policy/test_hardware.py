@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +176,9 @@ def test_any_burst_has_a_cause_of_the_table_and_never_goes_down(
         (Gpu(pci=A, recovery_action=1), "gpu-hardware-suspect", RESET),
         (Gpu(pci=A, recovery_action=2), "gpu-hardware-suspect", REBOOT),
         (Gpu(pci=A, recovery_action=99), None, None),
+        (Gpu(pci=A, error="GPU is lost", code=15), "gpu-lost", REBOOT),
+        (Gpu(pci=A, error="GPU requires reset", code=16), "gpu-hardware-suspect", RESET),
+        (Gpu(pci=A, error="Unknown Error", code=999), None, None),
         (Gpu(pci=A, remapped_rows=(0, 1, True, False)), None, None),
         (Gpu(pci=A, remapped_rows=(0, 1, False, True)), "gpu-hardware-suspect", REMOVE),
     ],
@@ -181,7 +186,7 @@ def test_any_burst_has_a_cause_of_the_table_and_never_goes_down(
 def test_readings(gpu: Gpu, cause: str | None, step: Step | None) -> None:
     fault = reading_of((gpu, Gpu(pci=B)), OWNER)
     assert (fault and fault.cause, fault and fault.step) == (cause, step)
-    foreign = Gpu(pci=FOREIGN, recovery_action=gpu.recovery_action, remapped_rows=gpu.remapped_rows)
+    foreign = replace(gpu, pci=FOREIGN)
     assert reading_of((Gpu(pci=A), Gpu(pci=B), foreign), OWNER) is None
 
 

@@ -131,6 +131,30 @@ def test_a_broken_compile_cache_is_moved_away_once() -> None:
     assert (second.failure.remedy, second.ladder) == (Remedy.RESTART, first.ladder)
 
 
+@pytest.mark.parametrize(
+    ("least", "hint", "length"),
+    [
+        (4096, "max-model-len=6000", 5888),
+        (5990, "max-model-len=6000", 5990),  # rounding never goes below it
+        (6000, "max-model-len=6000", 6000),
+        (6001, "max-model-len=6000", None),
+        (0, "max-model-len=6000", None),
+        (4096, "", None),
+        (4096, "max-model-len=many", None),
+    ],
+)
+def test_a_context_is_lowered_once_to_what_fits_where_its_operator_allows(
+    least: int, hint: str, length: int | None
+) -> None:
+    start = facts(min_model_len=least, hint=hint, flags={"max_model_len": 8192})
+    if length is None:
+        assert descent("kv-too-small", start, 3) == ([], Remedy.HOLD)
+        return
+    assert descent("kv-too-small", start, 3) == ([{"max_model_len": length}], Remedy.HOLD)
+    first = answered(failed("kv-too-small"), Ladder(), start, LIMITS, before=[], now=NOW)
+    assert first.ladder.told == f"max_model_len 8192 -> {length} (kv-too-small)"
+
+
 CUSTOM = {"disable_custom_all_reduce": True}
 DEBUG = {"NCCL_DEBUG": "INFO"}
 

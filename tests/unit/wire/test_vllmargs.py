@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from appliance.config.model import Config, Engine
-from appliance.wire.vllmargs import SOCKET_PATH_MAX, LaunchPlan, launch_plan, part
+from appliance.wire.vllmargs import SOCKET_PATH_MAX, LaunchPlan, launch_plan, part, ranks_of
 
 
 def plan(*engines: Engine, instance: str = "default", device: Literal["cuda", "cpu"] = "cpu", cpus: int = 4,
@@ -90,6 +90,17 @@ def test_ranks_are_as_many_as_gpus() -> None:
 def test_other_ways_to_split_count(vllm: dict[str, object], size: str | None) -> None:
     found = plan(Engine(vllm=vllm), device="cuda", gpus=("0", "1", "2", "3"))
     assert (value(found, "--tensor-parallel-size") if "--tensor-parallel-size" in found.argv else None) == size
+    pipeline = vllm.get("pipeline_parallel_size", 1)
+    assert ranks_of(Engine(vllm=vllm), 4) == (int(size or 1), pipeline)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "gpus", "ranks"),
+    [({}, 2, (2, 1)), ({}, 1, (1, 1)), ({}, 0, (1, 1)), ({"tensor_parallel_size": 2}, 0, (2, 1)),
+     ({"tensor_parallel_size": True}, 4, (1, 1)), ({"pipeline_parallel_size": 4}, 2, (1, 4))],
+)  # fmt: skip
+def test_ranks_that_work_on_one_step(vllm: dict[str, object], gpus: int, ranks: tuple[int, int]) -> None:
+    assert ranks_of(Engine(vllm=vllm), gpus) == ranks
 
 
 def test_one_gpu_and_unknown_gpus_need_no_split() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_real_faults(name: str, served: bool, cause: str, message: str) -> None:
     found = cause_of(read((CORPUS / f"{name}.txt").read_text().splitlines()), served=served)
     assert found is not None
     assert (found.cause, found.message) == (cause, message)
+
+
+def test_what_would_fit_is_a_hint() -> None:
+    found = cause_of(read((CORPUS / "kv-too-small.txt").read_text().splitlines()), served=False)
+    assert found is not None
+    told = re.search(r"estimated maximum model length is (\d+)", (CORPUS / "kv-too-small.txt").read_text())
+    assert told is not None and found.hint == f"max-model-len={told[1]}"
 
 
 @pytest.mark.parametrize("name", ["healthy", "stopped-as-asked"])
