@@ -46,7 +46,8 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
         "v": 1, "engine": "chat", "start": "", "pid": 0, "phase": "serving", "message": "serving smollm2-135m",
         "since": 0, "started": state["started"], "ready": state["ready"], "digest": "",
         "model": "builtin:smollm2-135m", "served": ["smollm2-135m"], "runtime": "runtime", "gpus": [], "cuda": False,
-        "flags": {"enforce_eager": True, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 512 << 20},
+        "flags": {"enforce_eager": True, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 512 << 20,
+                  "max_model_len": 4096},
         "changed": "",
         "notices": {"line": state["notices"]["line"]},
     }  # fmt: skip
