@@ -175,10 +175,10 @@ class Ending:
         known = self.evidence(now, now)
         return hardware_of(replace(known, xids=tuple(xid for xid in known.xids if xid.t >= since)))
 
-    def keep_step(self, failure: Failure) -> None:
+    def keep_step(self, pci: str, step: Step) -> None:
         """A failure of a GPU was judged: the next one of that GPU begins from here."""
-        if failure.pci:
-            self._steps[failure.pci] = max(failure.step, self._steps.get(failure.pci, Step.NOTHING))
+        if pci:
+            self._steps[pci] = max(step, self._steps.get(pci, Step.NOTHING))
 
     @property
     def owner(self) -> Owner:

@@ -168,7 +168,7 @@ class Judge:
         self._over = self._of_failure(failure, end, now)
         self._over_at, self._end = end.t, None
         self._aftermath.enter(end.t, failure, self.ending.hint)
-        self.ending.keep_step(failure)
+        self.ending.keep_step(failure.pci, failure.step)
 
     def _begin(self, start: str = "") -> None:
         """Another run begins."""

@@ -105,12 +105,15 @@ def counted(record: Record, death: Death, failure: Failure, limits: Restart, *, 
     return replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason, gpu_steps=steps)
 
 
-def gpu_steps(records: Iterable[Record], now: float) -> dict[str, Step]:
-    """Each GPU's highest step within the day, whichever engine it failed under (`hardware.Past.steps`)."""
+def gpu_steps(records: Iterable[Record], now: float, settled_s: float = 0.0) -> dict[str, Step]:
+    """Each GPU's highest step within the day, whichever engine it failed under (`hardware.Past.steps`).
+
+    What is younger than `settled_s` is left out, for those who have seen it themselves.
+    """
     found: dict[str, Step] = {}
     for record in records:
         for seen in record.gpu_steps:
-            if seen.at > now - LADDER_S:
+            if now - LADDER_S < seen.at <= now - settled_s:
                 found[seen.pci] = max(Step(seen.step), found.get(seen.pci, Step.NOTHING))
     return found
 

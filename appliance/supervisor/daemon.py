@@ -33,7 +33,7 @@ from appliance.policy.reconcile import (
     Verb,
     plan,
 )
-from appliance.policy.restart import Record, due_in_s
+from appliance.policy.restart import Record, due_in_s, gpu_steps
 from appliance.wire.incident import Incident
 
 from . import ledger as ledgers
@@ -43,6 +43,7 @@ from .firstlooks import FirstLooks
 from .fleet import Fleet, observed_only
 from .gpumemory import GpuMemory
 from .judges import Judges
+from .looks import KEPT_S
 from .observe import Observation, desired_of, observe, read_holds
 from .recorder import Recorder
 from .recoveries import Recoveries
@@ -168,7 +169,8 @@ class Daemon:
         self._follow()
         if self._is_news():
             await self.telemetry.ask_gateway()  # what was in flight at an end is part of its evidence
-        self.judges.look(self.effective.config, self.observation.seen)
+        past = gpu_steps(self.ledger.records.values(), clock.wall(), KEPT_S)
+        self.judges.look(self.effective.config, self.observation.seen, past)
         self._remember()
         made = self._plan()
         self._show(made)

@@ -17,6 +17,8 @@ from appliance.host.journal import NOTICE, WARNING, Journal
 from appliance.host.places import Places
 from appliance.policy.canary import Rest, is_due
 from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE, Remedy
+from appliance.policy.failure import Failure
+from appliance.policy.hardware import Step
 from appliance.policy.judge import Judge
 from appliance.policy.judgement import Judgement
 from appliance.policy.reconcile import Seen, UnitState, View
@@ -35,6 +37,7 @@ CANARY_LIMIT_S = 900.0  # longest wait for its answer: a judge has made up its m
 STALE_S = 30.0  # a reading of the GPUs that is older says nothing of their memory now
 
 
+_NO_STEPS: Mapping[str, Step] = {}
 _SILENT = ("suspect", "hung", "failed")
 
 
@@ -67,14 +70,17 @@ class Judges:
 
     # --- once a cycle -------------------------------------------------------------------------------------------------
 
-    def look(self, config: Config | None, seen: Mapping[str, Seen]) -> None:
-        """Hear what is new of each local engine, and ask those for a sign of life that have rested for long."""
+    def look(self, config: Config | None, seen: Mapping[str, Seen], past: Mapping[str, Step] = _NO_STEPS) -> None:
+        """Hear what is new of each local engine, and ask those for a sign of life that have rested for long.
+
+        `past`: how far up its ladder each GPU was before what telemetry keeps.
+        """
         instances = config.local_instances if config is not None else ()
         for gone in [instance for instance in self._cases if instance not in instances]:
             self._drop(gone)
         for instance in instances:
             assert config is not None
-            case = self._case(config, instance, seen.get(instance, Seen()))
+            case = self._case(config, instance, seen.get(instance, Seen()), past)
             self._hear(instance, case)
             self._ask_for_life(instance, case, seen.get(instance, Seen()))
         if self._learned.is_due:
@@ -125,6 +131,11 @@ class Judges:
         case = self._cases.get(instance)
         now = clock.monotonic()
         return seen if case is None else replace(seen, evidence=case.judge.ending.evidence(now - seen.age_s, now))
+
+    def gpu_fault(self, instance: str) -> Failure | None:
+        """What stops a GPU of an engine, whatever the engine itself does."""
+        case = self._cases.get(instance)
+        return None if case is None else case.judge.ending.hardware(clock.monotonic(), float("-inf"))
 
     def killed(self, instance: str) -> None:
         """We sent a SIGKILL to its processes."""
@@ -187,7 +198,7 @@ class Judges:
 
     # --- within -------------------------------------------------------------------------------------------------------
 
-    def _case(self, config: Config, instance: str, seen: Seen) -> _Case:
+    def _case(self, config: Config, instance: str, seen: Seen, past: Mapping[str, Step]) -> _Case:
         """The case of an engine; another start, or other limits, may make it another one, which hears all anew."""
         case, limits = self._cases.get(instance), config.supervisor
         told = seen.facts.place.known  # what nobody tells now is as it was
@@ -200,6 +211,8 @@ class Judges:
             model = engine.served[0] if engine is not None and engine.served else ""
             key = f"{engine.model if engine is not None else ''} {setting.ranks} {','.join(setting.engine_gpu_pci)}"
             judge = Judge(replace(setting, learned=self._learned.of(key)), limits)
+            for pci, step in past.items():
+                judge.ending.keep_step(pci, step)
             reader = Reader(names.engine_unit(instance))
             case = self._cases[instance] = _Case(judge, reader, setting, limits, model, key, canary=canary)
         return case

@@ -15,6 +15,7 @@ from appliance.policy.aftermath import REMEDIES
 from appliance.policy.causes import CAUSES, UNKNOWN_CAUSE, Remedy
 from appliance.policy.deaths import died
 from appliance.policy.failure import Failure
+from appliance.policy.hardware import Step
 from appliance.policy.reclaim import Judged
 from appliance.policy.reconcile import RUNNING, Seen, View
 from appliance.policy.restart import Death, Record, asked
@@ -108,6 +109,8 @@ class Recoveries:
         if instance in self._active or seen.unit not in RUNNING or not seen.run:
             return None
         at = clock.wall()
+        failed = judged is not None and judged.verdict == "failed"
+        fault = self._daemon.judges.gpu_fault(instance) if failed else None
         state = files.read_json(names.engine_state(instance, self._daemon.places.run)) or {}
         return Case(
             at=round(at, 3),
@@ -121,6 +124,8 @@ class Recoveries:
             action=judged.action if judged is not None else "restart",
             evidence=tuple(judged.evidence) if judged is not None else (),
             group=self._daemon.observation.groups.get(instance, ""),
+            pci=fault.pci if fault is not None else "",
+            step=fault.step.value if fault is not None else 0,
         )
 
     def _decided(self, instance: str, case: Case) -> None:
@@ -137,7 +142,7 @@ class Recoveries:
                 record = asked(record, case.reason, case.run)
         elif not record.knows(case.run):
             death = Death(now, case.run, case.cause, case.start)
-            failure = Failure(case.cause, _remedy(case), case.reason, case.evidence)
+            failure = Failure(case.cause, _remedy(case), case.reason, case.evidence, case.pci, _step(case))
             facts = self._daemon.observation.seen.get(instance, Seen()).facts
             limits = self._daemon.settings.restart
             record = died(record, death, failure, facts, limits, now=now, jitter=random.random())
@@ -165,6 +170,11 @@ class Recoveries:
 
     def _publish(self, instance: str, cause: str, text: str) -> None:
         self._daemon.publish({"event": "ended", "engine": instance, "cause": cause, "message": text})
+
+
+def _step(case: Case) -> Step:
+    """How far up its ladder the GPU at fault is; what no version of ours has written is nothing."""
+    return Step(case.step) if case.step in {step.value for step in Step} else Step.NOTHING
 
 
 def _remedy(case: Case) -> Remedy:

@@ -44,7 +44,7 @@ _NEXT = {
     Step.CUT: "it is started again when what it held is free",
     Step.WAIT: "it is started again when what it held is free",
 }
-_TEXTS = ("run", "kind", "incident", "start", "cause", "reason", "verdict", "action", "group")
+_TEXTS = ("run", "kind", "incident", "start", "cause", "reason", "verdict", "action", "group", "pci")
 Memory = Callable[[str], Maybe[Nvml]]
 
 
@@ -63,6 +63,8 @@ class Case:
     action: str = ""
     evidence: tuple[str, ...] = ()
     group: str = ""
+    pci: str = ""  # of the GPU at fault
+    step: int = 0  # on its ladder, as `hardware.Step` numbers it
     pids: tuple[int, ...] = ()
     recorded: bool = False
     aborted: float | None = None
@@ -222,6 +224,7 @@ def read(path: str) -> Case | None:
     return Case(
         at=_instant(value, "at") or 0.0,
         evidence=tuple(map(str, evidence)) if isinstance(evidence, list) else (),
+        step=step if isinstance(step := value.get("step"), int) else 0,
         pids=tuple(pid for pid in pids if isinstance(pid, int)) if isinstance(pids, list) else (),
         recorded=value.get("recorded") is True,
         aborted=_instant(value, "aborted"),

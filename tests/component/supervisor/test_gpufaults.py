@@ -158,6 +158,13 @@ def test_an_engine_that_works_on_is_left_alone(stage: GpuStage, name: str) -> No
     assert stage.fleet(name)["state"] == "serving"
 
 
+def test_how_far_up_its_ladder_a_gpu_is_outlives_the_supervisor(stage: GpuStage) -> None:
+    for name, step in (("uncontained", 2), ("gsp", 3), ("lost", 3)):  # killed, killed, dead by itself
+        stage.wait_state("held", name)
+        (kept,) = stage.ledger(name)["gpu_steps"]
+        assert (kept["pci"], kept["step"]) == (stage.address(name), step)
+
+
 def test_rows_that_are_remapped_at_the_next_reset_are_shown(stage: GpuStage) -> None:
     told = stage.wait(lambda: [line for line in stage.lines("remapped") if "remaps rows" in line], "it is told")
     assert len(told) == 1 and "at its next reset" in told[0]

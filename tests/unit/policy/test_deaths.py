@@ -154,7 +154,8 @@ def test_the_machines_word_reaches_the_record() -> None:
     lost = Evidence(owner=owner, xids=[Xid(t=0.0, number=79, pci="0000:65:00")])
     record, cause = look(Seen(UnitState.FAILED, "r1", end=DIED, evidence=lost))
     assert cause == "gpu-lost" and "reboot" in record.hold
-    assert gpu_steps([record], NOW) == {"0000:65:00": Step.REBOOT}
+    assert gpu_steps([record], NOW) == gpu_steps([record], NOW + 600.0, 600.0) == {"0000:65:00": Step.REBOOT}
+    assert gpu_steps([record], NOW + 599.0, 600.0) == {}
     resumed = forgiven(record, "resumed", "r1")
     assert gpu_steps([resumed, Record()], NOW + LADDER_S - 1.0) == {"0000:65:00": Step.REBOOT}
     assert gpu_steps([resumed], NOW + LADDER_S) == {}

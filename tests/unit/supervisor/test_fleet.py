@@ -64,7 +64,6 @@ def test_the_file_outlives_the_supervisor(listener: Listener, tmp_path: Path) ->
         "load_s": 26.0,
         "not_before": None,
         "changed": "",
-        "suspect": False,
         "incident": None,
         "suspect": False,
         "death": None,

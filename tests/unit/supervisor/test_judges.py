@@ -10,6 +10,7 @@ from appliance import clock
 from appliance.config.model import Config, Engine, Supervisor
 from appliance.host.journal import Journal
 from appliance.host.places import Places
+from appliance.policy.hardware import Step
 from appliance.policy.ladder import Facts, Place
 from appliance.policy.reconcile import Seen, UnitState
 from appliance.samples import Gpu, Nvml, Sample
@@ -60,6 +61,15 @@ def test_a_driver_or_a_launcher_that_falls_silent_changes_nothing_about_an_engin
     assert place_of(judges) == (1, ["0000:65:00"])
     judges.look(replace(CONFIG, supervisor=Supervisor(interval=1.0)), {})  # another judge, for the same place
     assert place_of(judges) == (1, ["0000:65:00"])
+    judges.close()
+
+
+def test_a_judge_knows_how_far_up_its_ladder_a_gpu_was(tmp_path: Path) -> None:
+    judges, telemetry = made(tmp_path)
+    telemetry.nvml = Nvml(t=clock.monotonic(), gpus=CARDS)
+    judges.look(CONFIG, {"chat": SERVING}, {"0000:65:00": Step.RESET})
+    assert judges.with_evidence("chat", SERVING).evidence.past.steps == {"0000:65:00": Step.RESET}
+    assert judges.gpu_fault("chat") is None and judges.gpu_fault("another") is None
     judges.close()
 
 
