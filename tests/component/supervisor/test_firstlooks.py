@@ -22,17 +22,21 @@ class Launcher:
     def __init__(self) -> None:
         self.asked = 0
         self.answers = True
-        self.waits = asyncio.Event()
+        self.waits, self.left = asyncio.Event(), asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.asked += 1
         await reader.readline()
-        if not self.answers:
+        if self.answers:
+            writer.write(json.dumps({"part": "stacks", "text": SPY}).encode() + b"\n")
+            writer.write(b'{"done": true, "ok": true, "message": ""}\n')
+        else:
             self.waits.set()
             await reader.read()  # until the asker leaves
-        writer.write(json.dumps({"part": "stacks", "text": SPY}).encode() + b"\n")
-        writer.write(b'{"done": true, "ok": true, "message": ""}\n')
         writer.close()
+        await writer.wait_closed()
+        if not self.answers:
+            self.left.set()
 
 
 def test_each_silence_is_looked_at_once_and_who_is_cleared_is_forgotten(tmp_path: Path) -> None:
@@ -63,6 +67,7 @@ def test_each_silence_is_looked_at_once_and_who_is_cleared_is_forgotten(tmp_path
         await launcher.waits.wait()
         looks.follow({}, {})  # it moves again before the answer came
         assert looks.of("chat", "r2") is None
+        await launcher.left.wait()
         await looks.close()
         server.close()
 
