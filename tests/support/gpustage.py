@@ -210,6 +210,18 @@ class GpuStage(Stage):
 
     # --- what happens ---
 
+    def show(self, name: str, figures: Mapping[str, object], *, only: int | None = None) -> None:
+        """A rig's cards show this, and a reading has seen it: what comes after begins with it."""
+        rig = self.rigs[name]
+        rig.shows(figures, only=only)
+        wanted = {address(card): shown["util"] for card, shown in zip(rig.indexes, rig.figures, strict=True)}
+
+        def read() -> bool:
+            seen = {gpu["pci"]: gpu["util"] for gpu in self.gpus().get("gpus", ())}
+            return all(seen.get(pci) == util for pci, util in wanted.items())
+
+        self.wait(read, f"the cards of {name} are read")
+
     def kernel(self, message: str) -> None:
         """The kernel says something, now."""
         self._enter(message, _TRANSPORT="kernel")

@@ -30,33 +30,32 @@ class Row(NamedTuple):
 
 
 def collective(stage: GpuStage, name: str) -> None:
+    stage.show(name, SPIN)
     stage[name].stands_still(running=2)
-    stage[name].shows(SPIN)
 
 
 def rank_absent(stage: GpuStage, name: str) -> None:
-    collective(stage, name)
-    stage[name].shows(REST, only=1)
+    stage[name].shows(SPIN, only=0)
+    stage.show(name, REST, only=1)
+    stage[name].stands_still(running=2)
 
 
 def scheduler(stage: GpuStage, name: str) -> None:
     stage[name].stands_still(running=0, waiting=5)
-    stage[name].shows(REST)
 
 
 def livelock(stage: GpuStage, name: str) -> None:
-    stage[name].stands_still(running=1)
-    stage[name].shows(REST)
     stage.turn(name)
+    stage[name].stands_still(running=1)
 
 
 def init(stage: GpuStage, name: str) -> None:
-    stage[name].shows(SPIN)
+    stage.show(name, SPIN)
 
 
 def first_step(stage: GpuStage, name: str) -> None:
+    stage.show(name, SPIN)
     stage[name].stands_still(running=0, waiting=0, calls=3)
-    stage[name].shows(SPIN)
 
 
 SPINS = "all GPUs at full utilisation with idle power or unused memory"
