@@ -65,7 +65,7 @@ ROWS = {
     "scheduler": Row("hang-scheduler", "no GPU does anything", IDLE_GPU, 1, scheduler),
     "livelock": Row("hang-livelock", "the engine core uses a whole core of the CPU", IDLE_GPU, 1, livelock),
     "init": Row("hang-init", "utilisation 100%, power 95 W", INIT, 2, init),
-    "first-step": Row("hang-collective", SPINS, CONFIRM, 2, first_step),
+    "first-step": Row("hang-collective", "utilisation 100%, power 95 W", CONFIRM, 2, first_step),
     "kernel": Row("hang-kernel", SPINS, CONFIRM, 1, collective),
 }
 
