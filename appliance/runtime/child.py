@@ -23,6 +23,7 @@ KEPT_LINES = 60  # enough for a traceback or uv's explanation of a conflict
 GRACE_S = 5.0
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 PREFIXES = ("PIP_", "UV_", "HF_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
+_SIGNALS = {number.value: number.name for number in signal.Signals}
 SYSTEM_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -37,6 +38,13 @@ class Ended:
     def text(self) -> str:
         """What it printed last."""
         return "\n".join(self.lines)
+
+    @property
+    def end(self) -> str:
+        """Its last line, or the end itself in words when it had none; a child that was killed has no last word."""
+        if self.status < 0:
+            return f"it was ended by {_SIGNALS.get(-self.status, f'signal {-self.status}')}"
+        return self.lines[-1] if self.lines else f"it ended with status {self.status}"
 
 
 def network_environment(config: Config) -> dict[str, str]:

@@ -13,7 +13,17 @@ from pathlib import Path
 VERSION_MAIN = "def main():\n    import importlib.metadata as m\n    print(m.version('vllm'))\n"
 VLLM = {
     "vllm/__init__.py": "",
-    "vllm/_C.py": "",
+    # Made for another processor: to load it ends the process. The one that fits is vLLM's to choose.
+    "vllm/_C.py": "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n",
+    "vllm/_C_AVX2.abi3.so": "code",
+    "vllm/platforms/__init__.py": """
+import mmap, pathlib, types
+def import_kernels():
+    file = open(pathlib.Path(__file__).parents[1] / "_C_AVX2.abi3.so", "rb")
+    loaded.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+loaded = []
+current_platform = types.SimpleNamespace(import_kernels=import_kernels)
+""",
     "vllm/entrypoints/__init__.py": "",
     "vllm/entrypoints/cli/__init__.py": "",
     "vllm/entrypoints/cli/main.py": VERSION_MAIN,

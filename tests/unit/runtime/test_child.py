@@ -25,6 +25,20 @@ def test_status_and_last_words() -> None:
     assert len(ended.lines) == child.KEPT_LINES
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print('what is wrong'); raise SystemExit(1)", "what is wrong"),
+        ("raise SystemExit(3)", "it ended with status 3"),
+        # As a program does on a processor that it was not made for.
+        ("import os; print('importing', flush=True); os.kill(os.getpid(), 4)", "it was ended by SIGILL"),
+        ("import os; os.kill(os.getpid(), 40)", "it was ended by signal 40"),
+    ],
+)
+def test_the_end_in_words(code: str, words: str) -> None:
+    assert run(code).end == words
+
+
 def test_lines_are_handed_over_as_they_come() -> None:
     heard: list[str] = []
     assert run("print('a'); print('b')", on_line=heard.append) == child.Ended(0, ())
