@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from appliance.quantity import UNKNOWN
 
 from .reconcile import ENDED, RUNNING, Desired, Seen, UnitState
-from .restart import Record, asked, forgiven
+from .restart import Record, asked, cleared, forgiven
 
 BY_OPERATOR = ""  # the cause of a hold that a person made; only a person ends it
 # Holds that say "the file": applying a configuration is the answer to them, whatever it changed.
@@ -79,9 +79,10 @@ def applied(
             made[instance] = resumed(record, now, "the configuration was applied")
             notes[instance] = "is started"
     for instance in sorted(set(seen) - {desired.instance for desired in new}):
+        left = cleared(records.get(instance, Record()))
         if seen[instance].unit in RUNNING:
-            made[instance] = Record(drop="the configuration does not name it any more")
+            made[instance] = replace(left, drop="the configuration does not name it any more")
             notes[instance] = "is stopped: the configuration does not name it any more"
         else:
-            made.pop(instance, None)
+            made[instance] = left
     return Applied(made, tuple(released), notes)

@@ -28,6 +28,7 @@ WAIT_S = 30.0  # a WAIT remedy's pause at least: memory and other programs need 
 # be done in some minutes; memory that the host lacks and shared memory that is full are not given back by waiting.
 WAITS = {"gpu-memory-taken": 5, "gpu-memory-leaked": 2, "start-contention": 5, "gpu-lost": 3, "nvlink-fault": 3}
 KEPT = 64  # deaths kept of each engine, whatever the window
+PAST = 8  # names of ends that are kept when the deaths are not; what shows old ends shows the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class Record:
     `wanted` says why a run shall begin in place of the run `over` (empty: it never ran); it is fulfilled when another
     run is seen. So what was decided survives the supervisor, and is not done twice. `not_before` delays it. `hold` is
     a hold that was decided and is not on the disk yet, `drop` why a unit that the configuration left out is to stop.
-    `drained` is why an operator wants no new calls for it, through all its runs. `past` is a run whose end is no news:
-    it was told before somebody had the record cleared.
+    `drained` is why an operator wants no new calls for it, through all its runs. `past` are names of runs whose ends
+    are no news: they were told before somebody had the record cleared, and units and verdicts show an old end for long.
     """
 
     deaths: tuple[Death, ...] = ()
@@ -67,7 +68,7 @@ class Record:
     hold: str = ""
     drop: str = ""
     drained: str = ""
-    past: str = ""
+    past: tuple[str, ...] = ()
     cause: str = ""
     reason: str = ""
     ladder: Ladder = field(default_factory=Ladder)
@@ -79,7 +80,7 @@ class Record:
 
     def knows(self, run: str) -> bool:
         """Whether the end of a run was entered already, by either of its names."""
-        return any(run in (death.key, death.start) for death in self.deaths) or (run != "" and run == self.past)
+        return run in self.past or any(run in (death.key, death.start) for death in self.deaths)
 
 
 def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, now: float, jitter: float) -> Record:
@@ -157,12 +158,22 @@ def asked(record: Record, why: str, over: str) -> Record:
 
 def forgiven(record: Record, why: str, over: str) -> Record:
     """A resumed engine begins with a clean record; what is known of its start and of its GPUs is kept."""
-    return Record(
-        wanted=why, over=over, ladder=record.ladder, gpu_steps=record.gpu_steps, drained=record.drained,
-        past=over if record.knows(over) else "",
-    )  # fmt: skip
+    return replace(
+        cleared(record),
+        wanted=why,
+        over=over,
+        ladder=record.ladder,
+        gpu_steps=record.gpu_steps,
+        drained=record.drained,
+    )
+
+
+def cleared(record: Record) -> Record:
+    """What is still known of an engine when all else is forgotten: which ends were told."""
+    ends = (name for death in record.deaths for name in (death.key, death.start) if name)
+    return Record(past=tuple(dict.fromkeys((*record.past, *ends)))[-PAST:])
 
 
 def fulfilled(record: Record) -> Record:
     """The run that was wanted has begun."""
-    return replace(record, wanted="", over="", past="", not_before=None)
+    return replace(record, wanted="", over="", not_before=None)

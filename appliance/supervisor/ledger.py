@@ -56,9 +56,9 @@ def write(path: str, ledger: Ledger) -> None:
 def _record(entry: object) -> Record:
     if not isinstance(entry, dict):
         return Record()
-    deaths, not_before = entry.get("deaths"), entry.get("not_before")
-    wanted, over, hold, drop, drained, past, cause, reason = (
-        str(entry.get(key) or "") for key in ("wanted", "over", "hold", "drop", "drained", "past", "cause", "reason")
+    deaths, past, not_before = entry.get("deaths"), entry.get("past"), entry.get("not_before")
+    wanted, over, hold, drop, drained, cause, reason = (
+        str(entry.get(key) or "") for key in ("wanted", "over", "hold", "drop", "drained", "cause", "reason")
     )
     return Record(
         deaths=tuple(death for death in map(_death, deaths if isinstance(deaths, list) else ()) if death is not None),
@@ -70,7 +70,7 @@ def _record(entry: object) -> Record:
         hold=hold,
         drop=drop,
         drained=drained,
-        past=past,
+        past=tuple(map(str, past)) if isinstance(past, list) else (),
         cause=cause,
         reason=reason,
     )

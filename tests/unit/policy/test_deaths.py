@@ -12,7 +12,8 @@ from appliance.policy.deaths import remembered
 from appliance.policy.failure import EXITED, Evidence, Exit, Failure, Verdict
 from appliance.policy.hardware import LADDER_S, Owner, Step
 from appliance.policy.ladder import CLIMB_S, HANGS, Facts, Ladder, Place
-from appliance.policy.reconcile import Seen, UnitState
+from appliance.policy.orders import applied, restarted, resumed
+from appliance.policy.reconcile import Desired, Seen, UnitState
 from appliance.policy.restart import KEPT, Death, Record, forgiven, gpu_steps
 from appliance.samples import Xid
 
@@ -216,9 +217,81 @@ def test_an_end_that_was_told_before_the_record_was_cleared_is_no_news() -> None
     assert look(ended, cleared) == (cleared, "")
     assert look(replace(ended, run="r2"), cleared)[1] == "config-error"
     begun, _ = look(up("r2"), cleared)
-    assert (begun.past, begun.wanted, begun.deaths) == ("", "", ())
+    assert (begun.wanted, begun.deaths) == ("", ())
 
 
 def test_an_end_between_an_order_and_what_it_ordered_is_told() -> None:
     ordered = forgiven(Record(), "its configuration changed", "r1")  # while r1 ran
     assert look(Seen(UnitState.FAILED, "r1", end=DIED), ordered)[1] != ""
+
+
+ALIVE = (UnitState.STARTING, UnitState.UP)
+
+
+class World:
+    """One engine: its unit, the verdict that its last launcher left, and what is remembered of it."""
+
+    def __init__(self) -> None:
+        self.run, self.unit = 1, UnitState.UP
+        self.verdict: tuple[int, float] | None = None  # of which run, when
+        self.record, self.now = Record(), NOW
+        self.died: list[int] = []
+        self.told: list[int] = []
+
+    def seen(self) -> Seen:
+        run, at = self.verdict or (0, NOW)
+        verdict = Verdict("worker-died", "gone", "serving") if run and (run == self.run or self.unit in ALIVE) else None
+        return Seen(self.unit, f"r{self.run}", end=DIED, verdict=verdict, verdict_start=f"s{run}" * bool(run),
+                    verdict_at=at, digest="d", phase="serving")  # fmt: skip
+
+    def look(self) -> None:
+        self.record, cause = remembered(self.seen(), self.record, Restart(budget=50), now=self.now, jitter=0.0)
+        if cause:
+            self.told.append(int(self.record.deaths[-1].key[1:]))
+
+    def do(self, act: str) -> None:
+        self.now += 1.0
+        if act.startswith("die") and self.unit in ALIVE:
+            self.died.append(self.run)
+            self.unit = UnitState.NET if act == "die, the net" else UnitState.FAILED
+            if act != "die mute":  # its launcher was killed, too
+                self.verdict = (self.run, self.now)
+            if act == "die unseen":
+                self.run, self.unit = self.run + 1, UnitState.UP
+        elif act == "begin" and self.unit not in ALIVE:
+            self.run, self.unit = self.run + 1, UnitState.STARTING
+        elif act == "serve" and self.unit is UnitState.STARTING:
+            self.unit = UnitState.UP
+        elif act in ("change", "remove", "add"):
+            old, new = Desired("chat", "chat", "m", "d"), Desired("chat", "chat", "m", f"d{self.now}")
+            before, after = {"change": ([old], [new]), "remove": ([old], []), "add": ([], [old])}[act]
+            self.record = applied(before, after, {"chat": self.seen()}, {"chat": self.record}, {}).records["chat"]
+        elif act == "resume":
+            self.record = resumed(self.record, self.seen(), "resumed")
+        elif act == "restart":
+            self.record = restarted(self.record, self.seen(), "asked")
+
+
+ACTS = (
+    "die",
+    "die, the net",
+    "die mute",
+    "die unseen",
+    "begin",
+    "serve",
+    "change",
+    "remove",
+    "add",
+    "resume",
+    "restart",
+)
+
+
+@given(st.lists(st.sampled_from(ACTS), max_size=30))
+def test_each_end_is_told_once_whatever_is_ordered_meanwhile(script: list[str]) -> None:
+    """Units and verdicts show an old end long after it; what an operator orders has a record cleared."""
+    world = World()
+    for act in script:
+        world.do(act)
+        world.look()
+        assert world.told == world.died

@@ -4,7 +4,7 @@ import pytest
 
 from appliance.policy.orders import applied, restarted, resumed
 from appliance.policy.reconcile import Desired, Seen, UnitState
-from appliance.policy.restart import Death, Record
+from appliance.policy.restart import Death, Record, cleared
 from appliance.quantity import UNKNOWN
 
 DEATHS = Record(deaths=(Death(1.0, "r0", "engine-died"),))
@@ -57,7 +57,7 @@ def test_an_engine_that_the_file_leaves_out_is_stopped_and_comes_back() -> None:
     back = applied([], [desired("d")], up, gone.records, {})
     assert back.records["chat"].drop == ""
     forgotten = applied([desired("d")], [], {"chat": Seen(UnitState.DOWN, "r1")}, {"chat": DEATHS}, {})
-    assert forgotten.records == {}
+    assert forgotten.records == {"chat": cleared(DEATHS)}
 
 
 def test_a_restart_keeps_the_past_and_a_resume_forgets_it() -> None:
