@@ -365,3 +365,19 @@ def test_interrupted_sequences(script: list[tuple[str, int, int]]) -> None:
                 world.units[instance] = replace(seen, unit=UnitState.UP)
     for instance, seen in world.units.items():
         assert (seen.unit is UnitState.UP) != (instance in world.holds)
+
+
+def test_systemds_net_starts_no_engine_out_of_its_turn() -> None:
+    """It comes 30 s after an end, whoever else starts then; the wish stays on record until the turn comes."""
+    world = World([engine("a", "0"), engine("b", "0")])
+    world.units = {
+        "a": Seen(UnitState.STARTING, "r1"),
+        "b": Seen(UnitState.NET, "r2", end=Exit("exit-code", EXITED, 71)),
+    }
+    for _ in range(30):
+        world.cycle()
+        world.pass_time(2.0)
+        assert world.units["b"].unit not in (UnitState.STARTING, UnitState.UP)
+    world.units["a"] = replace(world.units["a"], unit=UnitState.UP)
+    world.cycle()
+    assert world.units["b"].unit is UnitState.STARTING
