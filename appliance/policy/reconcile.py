@@ -61,6 +61,7 @@ class Desired:
     model: str
     digest: str
     gpus: frozenset[str] = frozenset({ANY_GPU})
+    min_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,10 @@ class Recoveries:
         for instance in left:
             case = read(f"{directory}/{instance}")
             if case is not None and instance not in self._active:
-                self._enter(instance, case)
+                news = self._enter(instance, case)
                 self._begin(instance, case)
+                if news and case.kind != "asked":
+                    self._tell_end(instance, case)
 
     def recover(self, instance: str, judged: Judged) -> bool:
         """Take a running engine down for what was judged, with evidence, and have it started again within its budget.
@@ -80,12 +82,7 @@ class Recoveries:
         if case is None:
             return False
         self._decided(instance, case)
-        text = f"{cause}: {judged.reason}"
-        story.line(
-            self._daemon.journal, ERR, f"{instance}: {text}", event="engine-ended", instance=instance, cause=cause,
-            incident=case.incident, entry=cause,
-        )  # fmt: skip
-        self._publish(instance, cause, text)
+        self._tell_end(instance, case)
         return True
 
     def restart(self, instance: str, why: str) -> bool:
@@ -133,8 +130,9 @@ class Recoveries:
         self._enter(instance, case)
         self._begin(instance, case)
 
-    def _enter(self, instance: str, case: Case) -> None:
-        """The death that the kill is going to be, or the operator's wish, on record; once. Raises OSError."""
+    def _enter(self, instance: str, case: Case) -> bool:
+        """The death that the kill is going to be, or the operator's wish, on record; once. Whether it was not there.
+        Raises OSError."""
         records = self._daemon.ledger.records
         record, now = records.get(instance, Record()), clock.wall()
         if case.kind == "asked":
@@ -147,6 +145,7 @@ class Recoveries:
             limits = self._daemon.settings.restart
             record = died(record, death, failure, facts, limits, now=now, jitter=random.random())
         self._daemon.save({**records, instance: record})
+        return record is not records.get(instance)
 
     def _begin(self, instance: str, case: Case) -> None:
         self._daemon.recorder.open[instance] = case.incident
@@ -167,6 +166,14 @@ class Recoveries:
         fault = f"recovery of {instance}: {type(error).__name__}: {error}" if error is not None else ""
         self._daemon.complain(f"recovery of {instance}", fault, "supervisor-fault", ERR, instance)
         self._daemon.ordered()
+
+    def _tell_end(self, instance: str, case: Case) -> None:
+        text = f"{case.cause}: {case.reason}"
+        story.line(
+            self._daemon.journal, ERR, f"{instance}: {text}", event="engine-ended", instance=instance, cause=case.cause,
+            incident=case.incident, entry=case.cause,
+        )  # fmt: skip
+        self._publish(instance, case.cause, text)
 
     def _publish(self, instance: str, cause: str, text: str) -> None:
         self._daemon.publish({"event": "ended", "engine": instance, "cause": cause, "message": text})

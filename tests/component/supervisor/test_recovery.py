@@ -106,6 +106,22 @@ def test_a_supervisor_that_is_killed_in_a_recovery_goes_on_with_it(
     assert "GPU" in stage.text("nvidia-smi.txt")
 
 
+def test_an_end_that_was_decided_and_not_told_yet_is_told_by_the_next_supervisor(stage: LiveStage) -> None:
+    """Killed between the case on disk and the ledger: the death is entered and told, once."""
+    serving(stage)
+    stage.kill()
+    start = json.loads((stage.run / "engines/chat/state.json").read_text())["start"]
+    case = {"run": stage.systemd.get(unit())["InvocationID"], "kind": "kill", "cause": "hang-kernel",
+            "reason": "no token", "incident": "20261129T173000Z-chat-hang-kernel", "group": f"/../../..{stage.group}",
+            "at": 1.0, "start": start}  # fmt: skip
+    (stage.state / "supervisor/recoveries").mkdir()
+    (stage.state / "supervisor/recoveries/chat").write_text(json.dumps({"v": 1, **case}))
+    stage.start()
+    stage.served(2)
+    assert [death["cause"] for death in stage.ledger()["deaths"]] == ["hang-kernel"]
+    assert stage.journal.count("chat: hang-kernel: no token") == 1
+
+
 def test_processes_that_cannot_be_killed_hold_the_engine_and_ask_for_a_reboot(stage: LiveStage) -> None:
     pids = serving(stage)
     stage.kill()
