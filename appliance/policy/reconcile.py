@@ -266,7 +266,8 @@ def _down(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[
         return view, _cut_net(s, seen, instance, later) if early else None
     obstacle = _turn(desired, starting) or _unsettled(s, desired)
     if obstacle:
-        return View("waiting", obstacle, next="starts by itself then"), _cut_net(s, seen, instance, obstacle)
+        view = View("waiting", obstacle, next="starts by itself then")
+        return view, _cut_net(s, seen, instance, obstacle) if seen.age_s >= NET_S / 2.0 else None
     verb = Verb.RESTART if seen.unit is UnitState.NET else Verb.START
     state = "restarting" if record.cause and record.wanted else "starting"
     return View(state, why, record.cause), Action(verb, instance, why, record.cause)

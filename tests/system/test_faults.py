@@ -113,6 +113,12 @@ HELD = (  # it will not get better by itself
 )  # fmt: skip
 
 
+TOGETHER = "kill -9 of two engines at once"
+FROZEN = "SIGSTOP of the supervisor"
+STRUCK = "SIGSTOP of all, launcher included; kill -9 of the supervisor at each step of the recovery"
+ROWS = (*(fault.name for fault in (*MENDED, *HELD)), TOGETHER, FROZEN, STRUCK)
+
+
 @pytest.fixture(scope="module")
 def table() -> Iterator[Table]:
     made = Table()
@@ -185,7 +191,7 @@ def test_two_engines_that_are_killed_at_once_start_one_after_the_other(appliance
     assert "Paris" in appliance.wait_answer()["text"]
     wait_until(lambda: appliance.sdk("embed", PARIS, model=EMBED)["error"] is None, 180, "vectors", pause=1)
     again = clock() - began
-    table.add("kill -9 of two engines at once", " ".join(sorted({end.cause for end in both.values()})),
+    table.add(TOGETHER, " ".join(sorted({end.cause for end in both.values()})),
               "restart, one after the other", max(end.at for end in both.values()) - began, again)  # fmt: skip
     after = {name: appliance.wait_serving(name) for name in before}
     assert all(after[name]["start"] != before[name]["start"] for name in before)
@@ -205,7 +211,7 @@ def test_a_frozen_supervisor_is_restarted_by_its_watchdog(appliance: Appliance, 
         lambda: appliance.show("llm-supervisor.service", "MainPID")["MainPID"] not in ("0", frozen), 180,
         "the watchdog has restarted the supervisor", pause=0.5,
     )  # fmt: skip
-    table.add("SIGSTOP of the supervisor", "", "its watchdog restarts it", clock() - began, "engines serve on")
+    table.add(FROZEN, "", "its watchdog restarts it", clock() - began, "engines serve on")
     assert "Paris" in appliance.wait_answer(30)["text"]
     assert (appliance.engine()["start"], len(ends(appliance))) == (start, seen)
 
@@ -225,7 +231,7 @@ def test_a_supervisor_that_is_killed_at_each_step_of_a_recovery_goes_on(applianc
         end = next_end(appliance, seen)
         assert stream.end(120)["error"] is not None
     answer = appliance.wait_answer()
-    table.add("SIGSTOP of all, launcher included; kill -9 of the supervisor at each step of the recovery", end.cause,
+    table.add(STRUCK, end.cause,
               "the next one goes on", end.at - began, clock() - began)  # fmt: skip
     assert end.cause in HANGS
     assert len(steps) == 4, steps
