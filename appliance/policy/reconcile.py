@@ -2,7 +2,8 @@
 
 Laws, kept by every plan:
     - a held engine is never started; an engine whose unit's state is UNKNOWN is not touched
-    - at most one start at a time among engines that share a GPU, in the configuration's order of start
+    - at most one start at a time among engines that share a GPU, in the configuration's order of start; systemd's net,
+      which knows no order, is cut before it starts one whose turn it is not
     - none while the memory of its GPUs is seen to change, for a while: what is measured then is wrong a moment later
     - a voluntary restart (nothing is wrong with the engine) waits until its siblings serve, and where one does the
       engine drains before: it gets no new calls, and is restarted when its last one ends, or after the drain's limit
