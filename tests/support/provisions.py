@@ -1,4 +1,4 @@
-"""Programs that some tests need beside `.venv`: nginx, Caddy and zsh, and an environment with client frameworks.
+"""Programs that some tests need beside `.venv`: nginx, Caddy, zsh, vllm-router, an environment with client frameworks.
 
     PYTHONPATH=packaging python -m tests.support.provisions        make what is missing (tests/run does)
 
@@ -21,6 +21,7 @@ from box.places import cache, lock
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ROOT / "tests/requirements-frameworks.txt"
+ROUTER = ROOT / "tests/requirements-router.txt"
 FRAMEWORKS_PYTHON = (3, 11)  # the oldest that langchain-core runs on
 LIMIT = 600  # seconds for a download
 
@@ -42,14 +43,24 @@ def zsh() -> Path:
 
 def frameworks() -> Path:
     """A Python that has langchain-openai and litellm."""
-    stamp = hashlib.sha256(FRAMEWORKS.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    return _environment("frameworks", FRAMEWORKS) / "bin/python"
+
+
+def vllm_router() -> Path:
+    """The program, which only the benchmark needs. Raises RuntimeError where it cannot be installed."""
+    return _environment("vllm-router", ROUTER) / "bin/vllm-router"
+
+
+def _environment(name: str, requirements: Path) -> Path:
+    """A virtual environment with what a file lists."""
+    stamp = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
 
     def make(directory: Path) -> None:
         _run([sys.executable, "-m", "venv", str(directory)])
         pip = [str(directory / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "-r", str(FRAMEWORKS)])
+        _run([*pip, "-r", str(requirements)])
 
-    return _once(f"frameworks-{stamp}", make) / "bin/python"
+    return once(f"{name}-{stamp}", make)
 
 
 def _installed(name: str) -> Path | None:
@@ -71,10 +82,10 @@ def _debian(package: str) -> Path:
                 _run(["dpkg-deb", "-x", str(archive), str(directory)])
 
     release = Path("/etc/debian_version").read_text().strip().replace("/", "-")
-    return _once(f"{package}-{release}", make)
+    return once(f"{package}-{release}", make)
 
 
-def _once(name: str, make: Callable[[Path], None]) -> Path:
+def once(name: str, make: Callable[[Path], None]) -> Path:
     """A directory that `make` fills; complete or not there. Another process that makes it is waited for."""
     directory, done = cache() / "provisions" / name, cache() / "provisions" / f"{name}.complete"
     directory.parent.mkdir(exist_ok=True)
@@ -94,7 +105,7 @@ def _run(command: list[str], cwd: str | None = None) -> None:
 
 
 def main() -> None:
-    """Make all."""
+    """Make all that tests need."""
     nginx()
     caddy()
     zsh()

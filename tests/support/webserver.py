@@ -34,7 +34,7 @@ class WebServer:
         directory.mkdir(parents=True, exist_ok=True)
         self.kind, self.directory = kind, directory
         self.certificate = certificate(directory, NAME)
-        self.port = _free_port()
+        self.port = free_port()
         self.log = directory / "log"
         command = self._nginx(upstream, changes) if kind == "nginx" else self._caddy(upstream, changes)
         environment = {**os.environ, "HOME": str(directory), "XDG_DATA_HOME": str(directory), "GOMAXPROCS": "2"}
@@ -97,6 +97,6 @@ def _changed(text: str, *changes: tuple[str, str]) -> str:
     return text
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
