@@ -36,6 +36,7 @@ CONFIG = """
 listen = ["127.0.0.1:{port}"]
 admin_listen = "127.0.0.1:{admin}"
 [gateway.admission]
+max_in_flight = {limit}
 queue_size = 16384        # while the limit is being learned, thousands wait
 queue_timeout = "120s"
 [auth]
@@ -82,15 +83,22 @@ class Gateway(Proxy):
 
 
 @contextmanager
-def gateway(engines: Sequence[int], directory: Path, keys: Path) -> Iterator[Gateway]:
-    """One in front of the engines at these ports, which are one model's; `keys.toml` lies in the directory."""
+def gateway(engines: Sequence[int], directory: Path, keys: Path, limit: int | None = None) -> Iterator[Gateway]:
+    """One in front of the engines at these ports, which are one model's; `keys.toml` lies in the directory.
+
+    `limit`: of requests at work at once on an engine, instead of the one that adapts.
+    """
     port, admin = free_port(), free_port()
     (directory / "audit").mkdir()
     (directory / "run/gateway").mkdir(parents=True)
     (directory / "state/gateway").mkdir(parents=True)
     urls = [f"http://127.0.0.1:{engine}" for engine in engines]
     config = directory / "config.toml"
-    config.write_text(CONFIG.format(port=port, admin=admin, here=directory, engines=json.dumps(urls)))
+    config.write_text(
+        CONFIG.format(
+            port=port, admin=admin, here=directory, engines=json.dumps(urls), limit=json.dumps(limit or "auto")
+        )
+    )
     command = [sys.executable, "-m", "appliance", "gateway", "--config", str(config), "--run", str(directory / "run")]
     with _journal() as (stream, said):
         status = os.fstat(stream)

@@ -190,25 +190,24 @@ def bend(points: Sequence[tuple[float, float]]) -> float:
     return cost / max(mean_y + slope * (last - mean_x), *(y for _, y in before))
 
 
-def growth(scenario: str, unit: str) -> Value:
+def growth(scenario: str) -> Value:
     """The bend of the cost of a token or request over all sizes."""
 
     def value(rows: Rows, proxy: str, rep: int) -> float | None:
-        found = rows.of(scenario, proxy, rep)
-        points = [(float(row.size), row.cpu / row.load[unit]) for row in found if row.load[unit]]
-        return bend(points) if len(points) > 2 else None
+        found = [(float(row.size), row.cpu / row.work) for row in rows.of(scenario, proxy, rep) if row.work]
+        return bend(found) if len(found) > 2 else None
 
     return value
 
 
-def points(scenario: str, unit: str) -> Callable[[Rows], str]:
-    """The costs over all sizes in words."""
+def costs(scenario: str) -> Callable[[Rows], str]:
+    """What a token or request costs at each size, in words."""
 
     def detail(rows: Rows) -> str:
-        found = [row for rep in rows.reps for row in rows.of(scenario, GATEWAY, rep)]
+        found = [row for rep in rows.reps for row in rows.of(scenario, GATEWAY, rep) if row.work]
         sizes = sorted({row.size for row in found})
-        costs = [median(row.cpu / row.load[unit] * 1e6 for row in found if row.size == size) for size in sizes]
-        return ", ".join(f"{size:,}: {cost:.1f} µs" for size, cost in zip(sizes, costs, strict=True))
+        middle = [median(row.cpu / row.work * 1e6 for row in found if row.size == size) for size in sizes]
+        return ", ".join(f"{size:,}: {cost:.1f} µs" for size, cost in zip(sizes, middle, strict=True))
 
     return detail
 
@@ -227,9 +226,9 @@ def _added(scenario: str, words: str, what: str, quantile: str, most: float) -> 
     return Measure(words, "ms", 3 if most < 1 else 2, (scenario,), added(scenario, what, quantile), (Bar(most),))
 
 
-def _growth(scenario: str, words: str, unit: str) -> Measure:
-    return Measure(f"CPU per {unit[:-1]}, {words}", "x the straight line", 2, (scenario,), growth(scenario, unit),
-                   (Bar(1.25),), (GATEWAY,), detail=points(scenario, unit))  # fmt: skip
+def _growth(scenario: str, words: str) -> Measure:
+    return Measure(words, "x the straight line", 2, (scenario,), growth(scenario), (Bar(1.25),), (GATEWAY,),
+                   detail=costs(scenario))  # fmt: skip
 
 
 MEASURES: tuple[Measure, ...] = (
@@ -260,7 +259,7 @@ MEASURES: tuple[Measure, ...] = (
             of_row("idle", lambda row: row.resident / MIB), (Bar(200),), (GATEWAY,)),
     Measure("answers or tokens missing, wrong, doubled or out of order, in all runs", "", 0, (), wrong, (Bar(0),),
             over=max),
-    _growth("growth-streams", "100 to 4,000 streams, 20,000 tokens/s in all", "tokens"),
-    _growth("growth-keys", "10 to 10,000 keys", "requests"),
-    _growth("growth-engines", "1 to 64 engines", "requests"),
+    _growth("growth-streams", "CPU per token, 100 to 4,000 streams, 20,000 tokens/s in all"),
+    _growth("growth-keys", "CPU per request, 10 to 10,000 keys"),
+    _growth("growth-engines", "CPU per request, 1 to 64 engines"),
 )  # fmt: skip

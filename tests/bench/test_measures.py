@@ -18,9 +18,9 @@ PER_REQUEST = Measure("each", "µs", 1, ("json",), per_request("json"), (Bar(0.7
 
 def row(rep: int, proxy: str, scenario: str = "json", cpu: float = 0.0, size: int = 0, **fields: object) -> Row:
     times = {"p50": 100, "p99": 200}
-    load = {"requests": 1000, "tokens": 1000, "left": 200, "first_us": times, "transit_us": times}
+    load: dict[str, object] = {"requests": 1000, "tokens": 1000, "left": 200, "first_us": times, "transit_us": times}
     engine = {"left": 200, "left_tokens_p50": 5, "left_tokens_max": 6, "longest_left_us": 510_000}
-    made = Row(rep, proxy, scenario, size, cpu, 50 << 20, {**load, **dict.fromkeys(FAULTS, 0)}, engine=engine)
+    made = Row(rep, proxy, scenario, size, cpu, resident=50 << 20, load=load | dict.fromkeys(FAULTS, 0), engine=engine)
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -35,7 +35,7 @@ def everything() -> list[Row]:
             dearer = 0.01 if scenario.name in ("prompt", "large") else 0.0
             found += [row(rep, proxy, scenario.name, costs[proxy] + dearer) for proxy in (DIRECT, *scenario.through)]
         for own in OWN:
-            found += [row(rep, GATEWAY, own.name, 0.02, size) for size in own.sizes]
+            found += [row(rep, GATEWAY, own.name, 0.02, size, work=1000) for size in own.sizes]
     return found
 
 
