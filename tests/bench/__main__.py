@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace, about: dict[str, Any], rows: list[Row]) ->
         rows.append(row)
         _write(options.json, rows, about)
 
-    first = max((row.rep for row in rows), default=0) + 1
+    first = max((row.rep for row in rows if row.scenario in options.scenarios), default=0) + 1
     try:
         session.run(range(first, first + options.repetitions), options.scenarios, keep, report.say)
     except KeyboardInterrupt:
