@@ -247,4 +247,4 @@ def warm(proxy: Proxy, engine: Engine) -> None:
 def make_room(proxy: Proxy, engine: Engine, streams: int) -> None:
     """Before a scenario: so many streams can run at once, and some more."""
     if isinstance(proxy, Gateway):
-        learn(proxy, engine, streams + streams // 8)
+        learn(proxy, engine, streams + streams // 20)
