@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import signal
 import sys
@@ -42,9 +41,8 @@ def _run(options: argparse.Namespace, about: dict[str, Any], rows: list[Row]) ->
     """Add rows; 130 after Ctrl-C, else 0."""
     _raise_file_limit()
     _end_like_ctrl_c()
-    load = os.getloadavg()[0]
-    if load > 0.5 * about["cores"]:
-        report.say(f"the machine is busy (load {load:.1f} on {about['cores']} cores): times will be too long")
+    if report.busy(about):
+        report.say(f"the machine is busy (load {about['load']:.1f} on {about['cores']} cores): times will be too long")
 
     def keep(row: Row) -> None:
         rows.append(row)

@@ -31,9 +31,15 @@ def machine() -> dict[str, Any]:
         "system": f"Debian {debian.read_text().strip()}" if debian.exists() else platform.system(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "load": os.getloadavg()[0],
         "nginx": _nginx_version(),
         "vllm-router": re.search(r"vllm-router==(\S+)", provisions.ROUTER.read_text())[1],  # type: ignore[index]
     }
+
+
+def busy(about: Mapping[str, Any]) -> bool:
+    """Whether other work makes times longer than they are; ratios bear it."""
+    return bool(about["load"] > 0.5 * about["cores"])
 
 
 def _nginx_version() -> str:
@@ -91,7 +97,12 @@ def markdown(verdicts: Sequence[Verdict], about: Mapping[str, Any], repetitions:
     lines = [
         f"Measured on {about['cores']} cores ({about['processor']}, {about['system']}, Python {about['python']}) with "
         f"nginx {about['nginx']} and vllm-router {about['vllm-router']}: medians of {repetitions} interleaved runs, "
-        "ratios within a run.",
+        "ratios within a run."
+        + (
+            f" The machine had other work to do (load {about['load']:.1f}), so times are too long."
+            if busy(about)
+            else ""
+        ),
         "",
         "| " + " | ".join((*HEADS[:-1], "verdict")) + " |",
         "|---" * len(HEADS) + "|",

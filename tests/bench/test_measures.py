@@ -12,7 +12,7 @@ from tests.bench.load import FAULTS
 from tests.bench.measures import MEASURES, Bar, Measure, Rows, Verdict, bend, judge, per_request
 from tests.bench.scenarios import DIRECT, GATEWAY, NGINX, OWN, ROUTER, USUAL, Row
 
-MACHINE = {"cores": 2, "processor": "P", "system": "S", "python": "3", "nginx": "1", "vllm-router": "2"}
+MACHINE = {"cores": 2, "load": 0.1, "processor": "P", "system": "S", "python": "3", "nginx": "1", "vllm-router": "2"}
 PER_REQUEST = Measure("each", "µs", 1, ("json",), per_request("json"), (Bar(0.75, ROUTER), Bar(100.0)))
 
 
@@ -126,6 +126,7 @@ def test_the_readme_gets_the_table_and_keeps_the_rest(tmp_path: Path) -> None:
     report.write_readme(path, text)
     assert path.read_text() == f"before\n{report.BEGIN}\n{text}\n{report.END}\nafter\n"
     assert "medians of 3 interleaved runs" in text and "| CPU per JSON request | 0.75 x vllm-router |" in text
+    assert "other work" not in text and "other work" in report.markdown([], {**MACHINE, "load": 4.0}, 3)
     path.write_text("nothing\n")
     with pytest.raises(RuntimeError, match="no place for the table"):
         report.write_readme(path, text)
