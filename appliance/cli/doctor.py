@@ -1,7 +1,7 @@
-"""`llm-appliance doctor [--through URL]`: looks for what will hurt, and says what was seen and what to do.
+"""`llm-appliance doctor [--all] [--deep] | --through URL`: looks for what will hurt, says what was seen and what to do.
 
-Each check yields findings (`policy/finding`). Exit status: 0 nothing failed, 1 something did, 2 wrong usage, 3 what is
-to be looked at does not answer.
+Each check yields findings (`policy/finding`); on the machine itself they take less than ten seconds together. Exit
+status: 0 nothing failed, 1 something did, 2 wrong usage, 3 what is to be looked at does not answer.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import argparse
 import getpass
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+from appliance import clock
 from appliance.errors import EXIT_FOUND, EXIT_OK, UsageError
 from appliance.policy.finding import Finding, Verdict
 from appliance.quantity import format_duration, parse_duration
 from appliance.wire.deliveryprobe import LONGEST_SILENCE
 
-from . import localchecks, output, through
+from . import findingspage, localchecks, output, through
 from .chat import KEY_VARIABLE
 from .frontclient import Front, parse_place
 
 SILENCE = "25s"  # two comments and a half at the default stream.keepalive
-COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red", Verdict.UNKNOWN: "blue"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
+    parser.add_argument("--all", action="store_true", help="show what is good as well, each with what was seen")
     parser.add_argument(
         "--through", metavar="URL", help="try what stands in front of the gateway, like https://llm.example.com/v1"
     )
@@ -41,25 +41,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, and print each finding as it comes."""
-    found: list[Finding] = []
-    for finding in _findings(args):
-        found.append(finding)
-        if not args.json:
-            _show(finding)
+    """Look, and print."""
+    found = _through(args) if args.through else _here(args)
     if args.json:
-        output.print_json(
-            [
-                {"name": one.name, "verdict": one.verdict.value, "evidence": one.evidence, "remedy": one.remedy}
-                for one in found
-            ]
-        )
-    return EXIT_FOUND if any(one.verdict is Verdict.FAIL for one in found) else EXIT_OK
+        output.print_json([_as_json(finding) for finding in found])
+    return EXIT_FOUND if any(finding.verdict is Verdict.FAIL for finding in found) else EXIT_OK
 
 
-def _findings(args: argparse.Namespace) -> Iterator[Finding]:
-    if not args.through:
-        return localchecks.findings(args.config)
+def _here(args: argparse.Namespace) -> list[Finding]:
+    begun = clock.monotonic()
+    found = list(localchecks.findings(args.config))
+    if not args.json:
+        for line in findingspage.page(found, localchecks.GROUPS, output.width(), whole=args.all):
+            print(line)
+        print(findingspage.summary(found, clock.monotonic() - begun), flush=True)
+    return found
+
+
+def _through(args: argparse.Namespace) -> list[Finding]:
+    """What stands in front, each finding as it comes: a silence is part of it."""
     place = parse_place(args.through)
     try:
         silence = parse_duration(args.silence)
@@ -69,7 +69,18 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         raise UsageError(f"--silence is at most {format_duration(LONGEST_SILENCE)}")
     front = Front(place, _key(args.key_file), args.ca)
     output.note(f"asking through {args.through}; a silence of {format_duration(silence)} is part of it")
-    return through.findings(front, silence)
+    found = []
+    for finding in through.findings(front, silence):
+        found.append(finding)
+        if not args.json:
+            print(findingspage.line(finding, output.width()), flush=True)
+    return found
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    group = localchecks.GROUPS.get(finding.name, "")
+    told = {"name": finding.name, "verdict": finding.verdict.value, "evidence": finding.evidence}
+    return {**told, "remedy": finding.remedy, **({"group": group} if group else {})}
 
 
 def _key(path: str | None) -> str:
@@ -83,10 +94,3 @@ def _key(path: str | None) -> str:
     if given or not sys.stdin.isatty():
         return given.strip()
     return getpass.getpass("API key: ").strip()
-
-
-def _show(finding: Finding) -> None:
-    verdict = output.paint(f"{finding.verdict.value:<7}", COLOURS[finding.verdict])
-    print(f"{verdict} {finding.name:<11} {output.clean(finding.evidence)}", flush=True)
-    if finding.remedy:
-        print(f"{'':<20}{output.clean(finding.remedy)}", flush=True)

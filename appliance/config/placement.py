@@ -7,8 +7,9 @@ parallel sizes say so) or it is shorter than the replicas: then they share it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from appliance.config.model import Auto, Engine
+from appliance.config.model import Auto, Config, Engine
 
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size")
 MEMORY_SHARE = 0.92  # vLLM's own default of gpu_memory_utilization
@@ -37,3 +38,27 @@ def memory_share(engine: Engine) -> float | None:
         return None
     share = engine.vllm.get("gpu_memory_utilization", MEMORY_SHARE)
     return float(share) if isinstance(share, (int, float)) else None
+
+
+def own_gpus(config: Config, instance: str, present: Sequence[str]) -> tuple[str, ...]:
+    """The GPUs of one instance as CUDA_VISIBLE_DEVICES takes them; "auto" is every GPU that no other engine names."""
+    engine = config.engine_of(instance)
+    if engine is None:
+        raise KeyError(instance)
+    given = gpus_of(engine, instance)
+    if given != "auto":
+        return tuple(_named(gpu, present) for gpu in given)
+    claimed = {
+        _named(gpu, present)
+        for other in config.engines
+        if other is not engine and other.gpus != "auto"
+        for gpu in other.gpus
+    }
+    return tuple(gpu for gpu in present if gpu not in claimed)
+
+
+def _named(gpu: int | str, present: Sequence[str]) -> str:
+    """A GPU's UUID where it is known; else as it was written."""
+    if isinstance(gpu, int):
+        return present[gpu] if gpu < len(present) else str(gpu)
+    return gpu

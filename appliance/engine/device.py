@@ -7,13 +7,10 @@ CUDA's too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from appliance import names
-from appliance.config.model import Config
-from appliance.config.placement import gpus_of
 from appliance.host import files
 from appliance.host.device import Device, resolve
 
@@ -54,27 +51,3 @@ def _uuid(path: Path) -> str | None:
         if key.strip() == "GPU UUID" and "?" not in value:
             return value.strip() or None
     return None
-
-
-def own_gpus(config: Config, instance: str, present: Sequence[str]) -> tuple[str, ...]:
-    """The GPUs of one instance as CUDA_VISIBLE_DEVICES takes them; "auto" is every GPU that no other engine names."""
-    engine = config.engine_of(instance)
-    if engine is None:
-        raise KeyError(instance)
-    given = gpus_of(engine, instance)
-    if given != "auto":
-        return tuple(_named(gpu, present) for gpu in given)
-    claimed = {
-        _named(gpu, present)
-        for other in config.engines
-        if other is not engine and other.gpus != "auto"
-        for gpu in other.gpus
-    }
-    return tuple(gpu for gpu in present if gpu not in claimed)
-
-
-def _named(gpu: int | str, present: Sequence[str]) -> str:
-    """A GPU's UUID where it is known; else as it was written."""
-    if isinstance(gpu, int):
-        return present[gpu] if gpu < len(present) else str(gpu)
-    return gpu

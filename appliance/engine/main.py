@@ -9,6 +9,7 @@ import sys
 from appliance import names
 from appliance.config import fleet, source
 from appliance.config.model import Config
+from appliance.config.placement import own_gpus
 from appliance.host import notify, places
 from appliance.host.journal import ERR, NOTICE, WARNING
 from appliance.policy.ladder import Place
@@ -17,7 +18,7 @@ from appliance.wire import vllmmodels
 from appliance.wire.vllmargs import launch_plan, shutdown_s
 
 from . import collectives, rung, weights
-from .device import device_of, own_gpus, present_gpus
+from .device import device_of, present_gpus
 from .launcher import Launcher, Limits
 from .report import Identity, Report, Start
 from .verdict import Ending, verdict_of

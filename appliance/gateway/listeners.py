@@ -15,10 +15,10 @@ import select
 import socket
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from appliance.errors import Failed
+from appliance.host.ports import port_owner
 
 from .tasks import Tasks
 
@@ -88,27 +88,6 @@ def unix_socket(path: str, mask: int, group: str = "") -> socket.socket | None:
 def adopt(descriptors: list[int]) -> list[socket.socket]:
     """Sockets from descriptors that the service manager passed."""
     return [socket.socket(fileno=descriptor) for descriptor in descriptors]
-
-
-def port_owner(port: int, proc: str = "/proc") -> str:
-    """`name (pid N)` of the process that listens on a TCP port; empty when it cannot be seen."""
-    inodes = set()
-    for table in ("net/tcp", "net/tcp6"):
-        try:
-            lines = Path(proc, table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                inodes.add(f"socket:[{fields[9]}]")
-    for process in Path(proc).glob("[0-9]*"):
-        try:
-            if any(os.readlink(link) in inodes for link in (process / "fd").iterdir()):
-                return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
-        except OSError:
-            continue
-    return ""
 
 
 class Listener:

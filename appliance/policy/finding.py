@@ -13,6 +13,7 @@ class Verdict(enum.Enum):
     WARN = "warn"  # works, and will hurt
     FAIL = "fail"
     UNKNOWN = "unknown"  # could not be looked at; the evidence says why
+    SKIPPED = "skipped"  # means nothing on this machine; the evidence says why
 
 
 @dataclass(frozen=True, slots=True)

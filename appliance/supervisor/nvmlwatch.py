@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from appliance import clock
+from appliance.host import ownprogram
 from appliance.host.deadline import within
 from appliance.samples import Nvml
 from appliance.wire.nvmlline import decode
@@ -57,9 +57,9 @@ class NvmlWatch:
         kill: Callable[[Process], None] = Process.kill,
     ) -> None:
         self._tell = tell
-        self._argv = tuple(argv) or _own_program()
+        self._argv = tuple(argv) or (*ownprogram.python(), "-m", "appliance", "nvml-probe")
         # The packaged program finds its modules by itself; a child of it is told where they are.
-        self._environment = {**(os.environ if environment is None else environment), "PYTHONPATH": _modules()}
+        self._environment = {**(os.environ if environment is None else environment), **ownprogram.modules()}
         self._limits = limits or Limits()
         self._sign = sign
         self._signless = False  # the driver was absent, and there was no sign of it
@@ -177,12 +177,3 @@ class NvmlWatch:
         stuck = len(self._stuck)
         held = f"; {stuck} processes wait in the driver and cannot be killed" if stuck else ""
         self._tell(Nvml(t=clock.monotonic(), error=why + held, stuck=stuck))
-
-
-def _own_program() -> tuple[str, ...]:
-    site = ("-S",) if sys.flags.no_site else ()
-    return (sys.executable, *site, "-m", "appliance", "nvml-probe")
-
-
-def _modules() -> str:
-    return os.pathsep.join(path for path in sys.path if path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-L0 = {"errors", "names", "quantity", "clock", "samples", "architecture"}
+L0 = {"errors", "names", "quantity", "clock", "samples", "architecture", "hostfacts", "gpufacts"}
 IO = {"asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random", "os", "logging", "pynvml", "psutil",
       "uvloop"}  # fmt: skip
 

@@ -117,7 +117,8 @@ def show(state: dict[str, Any], names: list[str], properties: list[str]) -> str:
     blocks = []
     for name in matched:
         values = {**unit(state, name), "Id": name}
-        blocks.append("".join(f"{key}={values[key]}\n" for key in properties if key != "Job" or values["Job"]))
+        known = [key for key in properties if key in values and (key != "Job" or values["Job"])]
+        blocks.append("".join(f"{key}={values[key]}\n" for key in known))
     return "\n".join(blocks)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from appliance.config.model import Config, Engine
-from appliance.engine.device import device_of, own_gpus, present_gpus
+from appliance.config.placement import own_gpus
+from appliance.engine.device import device_of, present_gpus
 
 PRESENT = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 

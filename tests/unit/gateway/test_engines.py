@@ -9,9 +9,10 @@ from appliance.config.model import Config, Engine
 from appliance.errors import ApiError
 from appliance.gateway.clients import is_trusted
 from appliance.gateway.engines import Engines, Group, StateFile, lora_names, served_names
-from appliance.gateway.listeners import parse_address, port_owner
+from appliance.gateway.listeners import parse_address
 from appliance.gateway.upstream import Target, remote_target
 from appliance.host.files import replace_json
+from appliance.host.ports import port_owner
 from appliance.policy.admission import Admission, Lease, Outcome, Ticket
 
 

@@ -1,0 +1,76 @@
+"""TCP on this machine, and whether the servers that downloads come from can be reached as the user that fetches."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from dataclasses import replace
+from pathlib import Path
+
+from appliance import names
+from appliance.config.model import Network
+from appliance.host import ownprogram, ports
+from appliance.host.access import account
+from appliance.host.command import Late, output_of
+from appliance.hostfacts import Listening, Reached, Sockets
+from appliance.wire import procnet
+
+REACH_S = 6.0
+PROC = "/proc"
+
+
+def sockets(wanted: frozenset[int], proc: str = PROC) -> Sockets:
+    """Everything that listens; owners are looked up for the `wanted` ports and for what our users opened."""
+    entries = ports.listening(proc)
+    users = {uid: _user(uid) for uid in {entry.uid for entry in entries}}
+    asked = [entry.inode for entry in entries if entry.port in wanted or users[entry.uid].startswith("llm-")
+             or entry.port in (80, 443)]  # fmt: skip
+    owned = ports.owners(asked, proc) if asked else {}
+    try:
+        first, last = map(int, Path(proc, "sys/net/ipv4/ip_local_port_range").read_text().split())
+        lingering = procnet.time_wait(Path(proc, "net/sockstat").read_text())
+    except (OSError, ValueError):
+        return Sockets(listening=_named(entries, users, owned))
+    return Sockets(listening=_named(entries, users, owned), time_wait=lingering, first=first, last=last)
+
+
+def _named(
+    entries: tuple[procnet.Entry, ...], users: dict[int, str], owned: dict[int, tuple[int, str]]
+) -> tuple[Listening, ...]:
+    found = []
+    for entry in entries:
+        who = owned.get(entry.inode)
+        told = {"owner": f"{who[1]} (pid {who[0]})", "pid": who[0]} if who else {}
+        found.append(Listening(host=entry.host, port=entry.port, user=users[entry.uid], **told))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+async def reached(url: str, purpose: str, network: Network) -> Reached:
+    """Ask one server; as the user of downloads where this process may become it. Never late, and raises Silent."""
+    me = _user(os.geteuid())
+    other = os.geteuid() == 0 and account(names.RUNTIME_USER) is not None
+    user = names.RUNTIME_USER if other else me
+    asked = Reached(url=url, purpose=purpose, user=user, service_user=names.RUNTIME_USER)
+    way = {"https_proxy": network.https_proxy, "http_proxy": network.https_proxy, "no_proxy": network.no_proxy,
+           "SSL_CERT_FILE": network.ca_file}  # fmt: skip
+    inherited = {name: os.environ[name] for name in way if not other and name in os.environ}
+    more = {**ownprogram.modules(), **inherited, **{name: value for name, value in way.items() if value}}
+    argv = (*ownprogram.python(), "-m", "appliance.host.checkup.reach", url, f"{REACH_S - 1:g}")
+    try:
+        text = await output_of(argv, REACH_S, 1 << 16, more=more, user=user if other else "")
+        said = json.loads(text)
+        return replace(
+            asked, status=int(said["status"]), fault=str(said["fault"]), kind=str(said["kind"]), took=said["took"]
+        )
+    except Late:
+        return replace(asked, fault=f"no answer within {REACH_S:.0f} s", kind="late", took=REACH_S)
+    except (ValueError, KeyError, TypeError):
+        return replace(asked, fault="the question itself could not be put", kind="other")
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
