@@ -120,3 +120,27 @@ class Infiniband:
     """Ports of InfiniBand adapters: name -> state (`ACTIVE`, `DOWN`, ...)."""
 
     ports: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Work that two GPUs did together. `way`: `nccl`, `nccl-without-p2p`, `copy` (from memory to memory).
+
+    `outcome`: `works`, `hangs` (killed at its deadline), `wrong` (other numbers arrived than were sent), `fails`.
+    """
+
+    pair: tuple[int, int]
+    way: str
+    outcome: str
+    bytes_s: Maybe[float] = UNKNOWN
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSpeed:
+    """How fast a file of a model was read from its disk; `direct`: past the page cache."""
+
+    path: str
+    read: int
+    seconds: float
+    direct: bool

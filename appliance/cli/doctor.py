@@ -14,11 +14,12 @@ from pathlib import Path
 
 from appliance import clock
 from appliance.errors import EXIT_FOUND, EXIT_OK, UsageError
+from appliance.policy.checkup.deep import Setting
 from appliance.policy.finding import Finding, Verdict
 from appliance.quantity import format_duration, parse_duration
 from appliance.wire.deliveryprobe import LONGEST_SILENCE
 
-from . import findingspage, localchecks, output, through
+from . import deeplooks, findingspage, localchecks, output, through
 from .chat import KEY_VARIABLE
 from .frontclient import Front, parse_place
 
@@ -28,6 +29,9 @@ SILENCE = "25s"  # two comments and a half at the default stream.keepalive
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("--all", action="store_true", help="show what is good as well, each with what was seen")
+    parser.add_argument("--deep", action="store_true", help="try GPUs in pairs and the models' disk as well (minutes)")
+    parser.add_argument("--write", action="store_true", help="with --deep: write what engines need into a drop-in")
+    parser.add_argument("--yes", action="store_true", help="with --write: do not ask")
     parser.add_argument(
         "--through", metavar="URL", help="try what stands in front of the gateway, like https://llm.example.com/v1"
     )
@@ -42,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, and print."""
+    if args.write > args.deep or args.yes > args.write or (args.deep and args.through):
+        raise UsageError("--yes goes with --write, --write with --deep, and --deep not with --through")
     found = _through(args) if args.through else _here(args)
     if args.json:
         output.print_json([_as_json(finding) for finding in found])
@@ -50,11 +56,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _here(args: argparse.Namespace) -> list[Finding]:
     begun = clock.monotonic()
-    found = list(localchecks.findings(args.config))
+    facts, config = localchecks.look(args.config)
+    found = list(localchecks.findings(args.config, facts, config))
+    settings: tuple[Setting, ...] = ()
+    if args.deep:
+        more, settings = deeplooks.look(facts, config)
+        found += more
     if not args.json:
         for line in findingspage.page(found, localchecks.GROUPS, output.width(), whole=args.all):
             print(line)
         print(findingspage.summary(found, clock.monotonic() - begun), flush=True)
+    for setting in settings:
+        output.note(f"an engine needs other settings on these GPUs: {setting.words}")
+    if args.write and settings:
+        deeplooks.write(settings, args.config, sure=args.yes)
     return found
 
 

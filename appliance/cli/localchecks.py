@@ -14,19 +14,28 @@ from appliance.config.model import Config
 from appliance.errors import ApplianceError
 from appliance.host import keystore
 from appliance.host.access import READ, account, allowed
-from appliance.policy.checkup.table import APPLIANCE, CHECKS
+from appliance.hostfacts import HostFacts
+from appliance.policy.checkup import deep
+from appliance.policy.checkup.table import APPLIANCE, CHECKS, GPUS, MACHINE
 from appliance.policy.finding import Finding, Verdict
 
 from . import hostlooks
 from .check import host_problems
 
-GROUPS = {"config": APPLIANCE, "keys": APPLIANCE, **{check.name: check.group for check in CHECKS}}
+GROUPS = {
+    "config": APPLIANCE, "keys": APPLIANCE, **{check.name: check.group for check in CHECKS},
+    deep.LINKS: GPUS, deep.DISK: MACHINE,
+}  # fmt: skip
 
 
-def findings(config_path: str) -> Iterator[Finding]:
-    """All of them, in the order of the table; `GROUPS` has the heading of each."""
+def look(config_path: str) -> tuple[HostFacts, Config]:
+    """The machine, and the configuration in force (defaults where there is none)."""
     config = source.effective(config_path).config or Config()
-    facts = hostlooks.look(config_path, config)
+    return hostlooks.look(config_path, config), config
+
+
+def findings(config_path: str, facts: HostFacts, config: Config) -> Iterator[Finding]:
+    """All of them, in the order of the table; `GROUPS` has the heading of each."""
     yield from _configuration(config_path)
     yield from _keys(config)
     for check in CHECKS:

@@ -41,7 +41,7 @@ async def packages(status: str = DPKG_STATUS) -> Packages:
 
 def toolchain(runtime: str, python: str, usr: str = "/usr") -> Toolchain:
     """Compilers where an engine of that runtime looks for them (`wire/vllmargs`)."""
-    path = f"{runtime}/bin:/usr/local/cuda/bin:/usr/local/bin:{usr}/bin:/bin"
+    path = f"{runtime}/bin:{usr}/local/cuda/bin:{usr}/local/bin:{usr}/bin"
     c, cxx = (next((found for name in group if (found := shutil.which(name, path=path))), "") for group in COMPILERS)
     return Toolchain(
         c=c, cxx=cxx, ninja=shutil.which("ninja", path=path) or "", nvcc=shutil.which("nvcc", path=path) or "",
@@ -54,7 +54,7 @@ def _header(runtime: str, python: str, usr: str) -> Maybe[bool]:
     if not python:
         return UNKNOWN
     real = Path(os.path.realpath(f"{runtime}/bin/python"))
-    prefixes = (real.parent.parent, Path(usr), Path("/usr/local"))
+    prefixes = (real.parent.parent, Path(usr), Path(usr, "local"))
     return any((prefix / "include" / f"python{python}" / "Python.h").exists() for prefix in prefixes)
 
 
