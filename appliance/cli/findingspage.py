@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 
 from appliance.policy.finding import Finding, Verdict
 
@@ -42,8 +41,9 @@ def page(findings: Sequence[Finding], groups: Mapping[str, str], columns: int | 
         good = [finding for finding in ordered if finding.verdict is Verdict.OK and not whole]
         for merged in _merged([finding for finding in ordered if finding not in good]):
             yield line(merged, columns)
-        if good:
-            names = ", ".join(dict.fromkeys(finding.name for finding in good))
+        faulty = {finding.name for finding in ordered if finding.verdict is not Verdict.OK}
+        names = ", ".join(dict.fromkeys(finding.name for finding in good if finding.name not in faulty))
+        if names:
             yield f"{output.paint(f'{Verdict.OK.value:<7}', 'green')} " + "\n".join(
                 _wrapped(names, columns, NAME_COLUMN)
             )
@@ -57,18 +57,15 @@ def summary(findings: Sequence[Finding], seconds: float) -> str:
 
 
 def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Neighbours that say the same, as one with all their names."""
-
-    def same(finding: Finding) -> tuple[object, ...]:
-        return finding.verdict, finding.evidence, finding.remedy
-
-    for _, alike in groupby(findings, same):
-        every = list(alike)
-        if len(every) == 1:
-            yield every[0]
+    """Those that say the same as one with all their names, where the first of them stands."""
+    alike: dict[tuple[Verdict, str, str], list[str]] = {}
+    for finding in findings:
+        alike.setdefault((finding.verdict, finding.evidence, finding.remedy), []).append(finding.name)
+    for (verdict, evidence, remedy), names in alike.items():
+        if len(set(names)) == 1:
+            yield Finding(names[0], verdict, evidence, remedy)
         else:
-            names = ", ".join(dict.fromkeys(finding.name for finding in every))
-            yield Finding("", every[0].verdict, f"{names}: {every[0].evidence}", every[0].remedy)
+            yield Finding("", verdict, f"{', '.join(dict.fromkeys(names))}: {evidence}", remedy)
 
 
 def _remedy(finding: Finding, columns: int | None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ from . import gatewayclient
 LIMIT_S = 8.0
 HUBS = {"huggingface": "https://huggingface.co", "modelscope": "https://www.modelscope.cn"}
 INDEX = "https://pypi.org/simple/"
+DRIVER_SIGN = "/proc/driver/nvidia/version"
 PACKAGED = "/usr/lib/systemd/system/llm-gateway.service"
 
 
@@ -43,7 +45,7 @@ async def _look(config_path: str, config: Config) -> HostFacts:
     where = places.from_environment()
     current = f"{where.state}/runtimes/current"
     bus = await in_thread(pci.bus)
-    has_driver = bool(bus.gpus) or os.path.exists("/proc/driver/nvidia/version")
+    has_driver = bool(bus.gpus) or os.path.exists(DRIVER_SIGN) or shutil.which(nvidia.PROGRAM) is not None
     looks: dict[str, Callable[[], Awaitable[object]]] = {
         "memory": lambda: in_thread(kernel.memory),
         "clock": lambda: in_thread(kernel.clock_of),

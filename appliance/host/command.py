@@ -66,7 +66,7 @@ async def output_of(
     """
     program = shutil.which(argv[0])
     if program is None:
-        raise Silent(f"{argv[0]} is not installed")
+        raise Silent(f"{argv[0]} {'cannot be run by this user' if '/' in argv[0] else 'is not installed'}")
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C.UTF-8", **(more or {})}
     nothing = asyncio.subprocess.DEVNULL
     try:
