@@ -239,7 +239,16 @@ class EngineState:
     state: str = ""
     cause: str = ""
     reason: str = ""
-    restarts: Maybe[int] = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """One of the supervisor's last incidents: `count` deaths of that cause, the last `age` seconds ago."""
+
+    engine: str
+    cause: str
+    age: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +257,7 @@ class Fleet:
 
     engines: tuple[EngineState, ...] = ()
     age: Maybe[float] = UNKNOWN
-    mode: str = ""
+    incidents: tuple[Happened, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

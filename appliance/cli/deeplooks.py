@@ -32,13 +32,22 @@ DROPIN = "80-doctor.toml"
 
 
 def look(facts: HostFacts, config: Config) -> tuple[list[Finding], tuple[Setting, ...]]:
-    """The findings, and the settings that follow from them."""
+    """The findings, and the settings that engines lack."""
     tried, why = _links(facts)
-    found = deep.links(tried) if tried else [Finding(deep.LINKS, Verdict.SKIPPED, why)]
-    found += _disks(facts)
     spans = {engine.name: gpus for engine in config.engines for name, gpus in links.spans(facts).items()
              if name in engine.instances}  # fmt: skip
-    return found, deep.settings(tried, spans)
+    wanted = deep.settings(tried, spans)
+    needed = tuple(each for each in wanted if not _has(config, each))
+    found = [Finding(deep.LINKS, Verdict.SKIPPED, why)]
+    if tried:
+        found = deep.links(tried, needed, settled=bool(wanted) and not needed)
+    return [*found, *_disks(facts)], needed
+
+
+def _has(config: Config, setting: Setting) -> bool:
+    """Whether an engine is configured so already."""
+    engine = next(each for each in config.engines if each.name == setting.engine)
+    return setting.env.items() <= engine.env.items() and setting.flags.items() <= engine.vllm.items()
 
 
 def _links(facts: HostFacts) -> tuple[tuple[Tried, ...], str]:

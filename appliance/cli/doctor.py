@@ -66,8 +66,6 @@ def _here(args: argparse.Namespace) -> list[Finding]:
         for line in findingspage.page(found, localchecks.GROUPS, output.width(), whole=args.all):
             print(line)
         print(findingspage.summary(found, clock.monotonic() - begun), flush=True)
-    for setting in settings:
-        output.note(f"an engine needs other settings on these GPUs: {setting.words}")
     if args.write and settings:
         deeplooks.write(settings, args.config, sure=args.yes)
     return found

@@ -13,7 +13,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "config import docker-compose.yml",
         "config import --write start-vllm.sh",
     ),
-    "doctor": ("doctor", "doctor --through https://llm.example.com/v1"),
+    "doctor": ("doctor", "doctor --all", "doctor --deep --write", "doctor --through https://llm.example.com/v1"),
     "apply": ("apply --dry-run", "apply", "apply --yes --no-rollback"),
     "keys": (
         "keys create alice",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +22,18 @@ from appliance.host.checkup import disks, kernel, network, nvidia, pci, software
 from appliance.host.checkup.together import gathered, in_thread
 from appliance.host.command import Silent
 from appliance.host.device import resolve
-from appliance.hostfacts import EngineState, Fact, Fleet, GatewaySays, HostFacts, NotKnown, Placed, Reached, UnitFacts
+from appliance.hostfacts import (
+    EngineState,
+    Fact,
+    Fleet,
+    GatewaySays,
+    Happened,
+    HostFacts,
+    NotKnown,
+    Placed,
+    Reached,
+    UnitFacts,
+)
 from appliance.policy.checkup.driver import FABRIC_UNIT, PERSISTENCE_UNIT
 from appliance.quantity import UNKNOWN
 from appliance.units.render import engine_digest
@@ -82,16 +93,17 @@ def _driver_looks(board: str) -> Mapping[str, Callable[[], Awaitable[object]]]:
     answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def smi() -> Smi:
+        well = False
         try:
             found = await nvidia.smi(board)
-        except BaseException:
-            answered.set_result(False)
-            raise
-        answered.set_result(not found.error)
-        return found
+            well = not found.error
+            return found
+        finally:
+            if not answered.done():
+                answered.set_result(well)
 
     async def topology() -> Topology:
-        if not await answered:
+        if not await asyncio.shield(answered):
             raise Silent("the driver does not answer")
         return await nvidia.topology()
 
@@ -149,17 +161,28 @@ def _without_user(url: str) -> str:
 
 def _fleet(config: Config, where: places.Places) -> Fleet:
     told = files.read_json(where.under_run(names.FLEET_STATE)) or {}
-    at, entries = told.get("at"), told.get("engines")
+    at, entries, now = told.get("at"), told.get("engines"), clock.wall()
     known: dict[str, Any] = entries if isinstance(entries, dict) else {}
     return Fleet(
         engines=tuple(_engine(config, where, name, known.get(name) or {}) for name in config.local_instances),
-        age=max(clock.wall() - at, 0.0) if isinstance(at, (int, float)) else UNKNOWN,
+        age=max(now - at, 0.0) if isinstance(at, (int, float)) else UNKNOWN,
+        incidents=tuple(_incidents(told.get("incidents"), now)),
     )
+
+
+def _incidents(listed: object, now: float) -> Iterator[Happened]:
+    for each in listed if isinstance(listed, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("at"), (int, float)):
+            count = each.get("count")
+            yield Happened(
+                engine=str(each.get("engine")), cause=str(each.get("cause")), age=now - each["at"],
+                count=count if isinstance(count, int) else 1,
+            )  # fmt: skip
 
 
 def _engine(config: Config, where: places.Places, name: str, entry: Mapping[str, Any]) -> EngineState:
     state = files.read_json(names.engine_state(name, where.run)) or {}
-    phase, restarts = str(state.get("phase") or ""), entry.get("restarts")
+    phase = str(state.get("phase") or "")
     return EngineState(
         name=name,
         phase=phase,
@@ -167,7 +190,6 @@ def _engine(config: Config, where: places.Places, name: str, entry: Mapping[str,
         state=str(entry.get("state") or ""),
         cause=str(entry.get("cause") or ""),
         reason=str(entry.get("reason") or ""),
-        restarts=restarts if isinstance(restarts, int) else UNKNOWN,
     )
 
 

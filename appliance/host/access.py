@@ -40,3 +40,11 @@ def allowed(status: os.stat_result, who: Account, bit: int) -> bool:
     if status.st_gid in who.groups:
         return bool(status.st_mode & bit << 3)
     return bool(status.st_mode & bit)
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

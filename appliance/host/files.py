@@ -42,3 +42,11 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
     if not isinstance(value, dict) or value.get("v") != 1:
         return None
     return cast(dict[str, object], value)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text at `path`; empty when it is missing or unreadable, for what the kernel tells or does not."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
+from appliance.host.access import user_name
 from appliance.host.command import Silent, output_of
 from appliance.host.proc import PROC, read_process
 from appliance.hostfacts import Leftover, Mount, SharedMemory
 from appliance.quantity import UNKNOWN
 from appliance.wire import procsys
+
+from .together import in_thread
 
 ANSWER_S = 3.0
 MOST_ENTRIES = 5000
@@ -40,15 +42,20 @@ async def _mount(path: str, purpose: str, table: tuple[procsys.MountLine, ...]) 
             return Mount(path=path, purpose=purpose, kind=line.kind)
         size, free, inodes, device = *figures, hash(line.place)
     else:
-        there = next(one for one in (Path(path), *Path(path).parents) if one.exists())
-        status = os.statvfs(there)
-        size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-        inodes, device = (status.f_favail if status.f_files else -1), os.stat(there).st_dev
+        size, free, inodes, device = await in_thread(lambda: _figures(path))
     return Mount(
         path=path, purpose=purpose, kind=line.kind, size=size, free=free, device=device,
         inodes_free=inodes if inodes >= 0 else UNKNOWN,
         noexec="noexec" in line.options, read_only="ro" in line.options,
     )  # fmt: skip
+
+
+def _figures(path: str) -> tuple[int, int, int, int]:
+    """Size, free bytes, free inodes (-1: no limit) and device of what a directory lies on, or will."""
+    there = next(one for one in (Path(path), *Path(path).parents) if one.exists())
+    status = os.statvfs(there)
+    inodes = status.f_favail if status.f_files else -1
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, inodes, os.stat(there).st_dev
 
 
 async def _asked(path: str) -> tuple[int, int, int] | None:
@@ -76,7 +83,7 @@ def shared_memory(directory: str = "/dev/shm", proc: str = PROC) -> SharedMemory
     return SharedMemory(
         size=room.f_blocks * room.f_frsize,
         free=room.f_bavail * room.f_frsize,
-        leftovers=tuple(Leftover(name=name, owner=_user(uid), size=size) for name, uid, size in entries
+        leftovers=tuple(Leftover(name=name, owner=user_name(uid), size=size) for name, uid, size in entries
                         if uid not in busy),
     )  # fmt: skip
 
@@ -92,10 +99,3 @@ def _owners_at_work(proc: str) -> frozenset[int]:
             except OSError:
                 continue
     return frozenset(found)
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

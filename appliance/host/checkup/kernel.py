@@ -9,6 +9,7 @@ import resource
 from pathlib import Path
 
 from appliance import clock
+from appliance.host.files import read_text
 from appliance.host.proc import PROC, Process, read_process, read_wchan
 from appliance.hostfacts import Clock, Limits, Memory, Stuck
 from appliance.quantity import UNKNOWN, Maybe
@@ -21,8 +22,8 @@ _TIMEX_BYTES, _TIMEX_STATUS, _UNSYNCHRONISED = 512, 40, 0x40  # struct timex on 
 
 def memory(proc: str = PROC) -> Memory:
     """Main memory and swap. Raises OSError."""
-    found = procsys.counters(Path(proc, "meminfo").read_text())
-    killed = procsys.counters(_text(f"{proc}/vmstat")).get("oom_kill")
+    found = procsys.counters(Path(proc, "meminfo").readread_text())
+    killed = procsys.counters(read_text(f"{proc}/vmstat")).get("oom_kill")
     return Memory(
         total=found.get("MemTotal", 0),
         available=found.get("MemAvailable", 0),
@@ -30,14 +31,14 @@ def memory(proc: str = PROC) -> Memory:
         swap_used=found.get("SwapTotal", 0) - found.get("SwapFree", 0),
         swappiness=_number(f"{proc}/sys/vm/swappiness"),
         oom_kills=UNKNOWN if killed is None else killed,
-        stalled=procsys.stalled(_text(f"{proc}/pressure/memory")),
-        disk_stalled=procsys.stalled(_text(f"{proc}/pressure/io")),
+        stalled=procsys.stalled(read_text(f"{proc}/pressure/memory")),
+        disk_stalled=procsys.stalled(read_text(f"{proc}/pressure/io")),
     )
 
 
 def limits(proc: str = PROC) -> Limits:
     """What the kernel allows."""
-    used = _text(f"{proc}/sys/fs/file-nr").split()
+    used = read_text(f"{proc}/sys/fs/file-nr").split()
     return Limits(
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         files_each=_number(f"{proc}/sys/fs/nr_open"),
@@ -56,7 +57,7 @@ def clock_of() -> Clock:
 
 def container(root: str = "/") -> str:
     """Which kind of container this is; empty for a machine of its own."""
-    named = _text(f"{root}/run/systemd/container").strip()
+    named = read_text(f"{root}/run/systemd/container").strip()
     return named or ("docker" if os.path.exists(f"{root}/.dockerenv") else "")
 
 
@@ -95,13 +96,6 @@ def _synchronised() -> Maybe[bool]:
     return not int.from_bytes(buffer.raw[_TIMEX_STATUS : _TIMEX_STATUS + 4], "little") & _UNSYNCHRONISED
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def _number(path: str) -> Maybe[int]:
-    text = _text(path).strip()
+    text = read_text(path).strip()
     return int(text) if text.isdigit() else UNKNOWN

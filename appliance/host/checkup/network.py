@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 from dataclasses import replace
 from pathlib import Path
 
 from appliance import names
 from appliance.config.model import Network
 from appliance.host import ownprogram, ports
-from appliance.host.access import account
+from appliance.host.access import account, user_name
 from appliance.host.command import Late, output_of
 from appliance.hostfacts import Listening, Reached, Sockets
 from appliance.wire import procnet
@@ -23,7 +22,7 @@ PROC = "/proc"
 def sockets(wanted: frozenset[int], proc: str = PROC) -> Sockets:
     """Everything that listens; owners are looked up for the `wanted` ports and for what our users opened."""
     entries = ports.listening(proc)
-    users = {uid: _user(uid) for uid in {entry.uid for entry in entries}}
+    users = {uid: user_name(uid) for uid in {entry.uid for entry in entries}}
     asked = [entry.inode for entry in entries if entry.port in wanted or users[entry.uid].startswith("llm-")
              or entry.port in (80, 443)]  # fmt: skip
     owned = ports.owners(asked, proc) if asked else {}
@@ -48,7 +47,7 @@ def _named(
 
 async def reached(url: str, purpose: str, network: Network) -> Reached:
     """Ask one server; as the user of downloads where this process may become it. Never late, and raises Silent."""
-    me = _user(os.geteuid())
+    me = user_name(os.geteuid())
     other = os.geteuid() == 0 and account(names.RUNTIME_USER) is not None
     user = names.RUNTIME_USER if other else me
     asked = Reached(url=url, purpose=purpose, user=user, service_user=names.RUNTIME_USER)
@@ -67,10 +66,3 @@ async def reached(url: str, purpose: str, network: Network) -> Reached:
         return replace(asked, fault=f"no answer within {REACH_S:.0f} s", kind="late", took=REACH_S)
     except (ValueError, KeyError, TypeError):
         return replace(asked, fault="the question itself could not be put", kind="other")
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

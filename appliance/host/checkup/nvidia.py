@@ -6,19 +6,17 @@ Where `nvidia-smi` is not installed, the supervisor's last reading of NVML stand
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from appliance import clock, names
 from appliance.gpufacts import Driver, GpuProcess, Smi, SmiGpu, Topology
 from appliance.host import files
-from appliance.host.access import READ, account, allowed
+from appliance.host.access import READ, account, allowed, user_name
 from appliance.host.command import Silent, output_of
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.wire import gpustate, nvidiasmi, nvidiatopo, procsys
@@ -47,8 +45,8 @@ async def driver(proc: str = PROC, dev: str = DEV, directories: tuple[str, ...] 
     nodes = sorted(name for name in os.listdir(dev) if name.startswith("nvidia"))
     return Driver(
         kernel=os.uname().release,
-        loaded=procsys.driver_version(_text(f"{proc}/driver/nvidia/version")),
-        modules=procsys.module_names(_text(f"{proc}/modules")) & _MODULES,
+        loaded=procsys.driver_version(files.read_text(f"{proc}/driver/nvidia/version")),
+        modules=procsys.module_names(files.read_text(f"{proc}/modules")) & _MODULES,
         on_disk=await _on_disk(),
         libraries={name: found for name in LIBRARIES if (found := _library(name, directories))},
         nodes=frozenset(nodes),
@@ -129,13 +127,11 @@ def _who(process: GpuProcess, proc: str) -> GpuProcess:
         uid = os.stat(root).st_uid
     except OSError:
         return replace(process, name=os.path.basename(process.name.split(" ")[0]))
-    group = _text(f"{root}/cgroup").strip().rpartition("\n")[2]
+    group = files.read_text(f"{root}/cgroup").strip().rpartition("\n")[2]
     units = [part for part in group.split("/") if part.endswith((".service", ".scope"))]
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
-    return replace(process, name=_text(f"{root}/comm").strip(), user=user, unit=units[-1] if units else "")
+    return replace(
+        process, name=files.read_text(f"{root}/comm").strip(), user=user_name(uid), unit=units[-1] if units else ""
+    )
 
 
 def _from_board(value: Mapping[str, object]) -> Smi:
@@ -174,10 +170,3 @@ def _of_board(gpu: dict[str, Any]) -> SmiGpu:
         total_mib=figure("mem_total_mib"),
         error=gpu.get("error") or "",
     )
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

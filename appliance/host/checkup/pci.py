@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from appliance.gpufacts import Bridge, Bus, Infiniband, PciGpu
+from appliance.host.files import read_text
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.wire import pciconfig
 
@@ -67,10 +68,7 @@ def infiniband(sys: str = SYS) -> Infiniband:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return read_text(path).strip()
 
 
 def _link(path: Path) -> str:

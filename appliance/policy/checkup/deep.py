@@ -19,6 +19,7 @@ from appliance.quantity import UNKNOWN, format_duration, format_size
 LINKS, DISK = "links", "disk-speed"
 NCCL, WITHOUT_P2P, COPY = "nccl", "nccl-without-p2p", "copy"
 WORKS = "works"
+WRITE = "llm-appliance doctor --deep --write writes it; then llm-appliance apply"
 SLOW_DISK = 150 << 20  # bytes a second: below it a model of 30 GiB loads for more than three minutes
 SMALL = 64 << 20  # a file that says little of its disk
 
@@ -38,12 +39,15 @@ class Setting:
         return f"{self.engine}: " + ", ".join([*env, *(f"{name} = true" for name in self.flags)])
 
 
-def links(tried: Sequence[Tried]) -> list[Finding]:
-    """One finding for each kind of outcome, with its pairs; what to write is `settings`' to say."""
+def links(tried: Sequence[Tried], needed: Sequence[Setting], *, settled: bool) -> list[Finding]:
+    """One finding for each kind of outcome, with its pairs, and one for each setting that an engine lacks.
+
+    `settled`: the engines have all settings that help, so what is found is a warning.
+    """
     by_kind: dict[tuple[Verdict, str, str], list[str]] = {}
     speeds = []
     for pair, ways in _by_pair(tried).items():
-        verdict, evidence, remedy = _judged(ways)
+        verdict, evidence, remedy = _judged(ways, settled)
         by_kind.setdefault((verdict, evidence, remedy), []).append(f"{pair[0]}-{pair[1]}")
         speed = ways[NCCL].bytes_s
         if verdict is Verdict.OK and speed is not UNKNOWN:
@@ -52,20 +56,22 @@ def links(tried: Sequence[Tried]) -> list[Finding]:
     for (verdict, evidence, remedy), pairs in by_kind.items():
         rate = f", {format_size(int(min(speeds)))}/s and more" if verdict is Verdict.OK and speeds else ""
         found.append(Finding(LINKS, verdict, f"GPUs {', '.join(pairs)}: {evidence}{rate}", remedy))
-    return found
+    lacking = (Finding(LINKS, Verdict.FAIL, f"needed by {each.words}", WRITE) for each in needed)
+    return [*found, *lacking]
 
 
-def _judged(ways: Mapping[str, Tried]) -> tuple[Verdict, str, str]:
+def _judged(ways: Mapping[str, Tried], settled: bool) -> tuple[Verdict, str, str]:
+    mended = Verdict.WARN if settled else Verdict.FAIL
     nccl, copy, without = ways[NCCL], ways.get(COPY), ways.get(WITHOUT_P2P)
     if nccl.outcome == WORKS:
         if copy is None or copy.outcome == WORKS:
             return Verdict.OK, "all-reduce works", ""
         evidence = f"NCCL works, a copy from GPU to GPU {_words(copy)}"
-        return Verdict.FAIL, evidence, "set disable_custom_all_reduce = true; look at ACS and the IOMMU"
+        return mended, evidence, "set disable_custom_all_reduce = true; look at ACS and the IOMMU"
     evidence = f"all-reduce {_words(nccl)}"
     if without is not None and without.outcome == WORKS:
         remedy = "set NCCL_P2P_DISABLE and disable_custom_all_reduce; then turn ACS or the IOMMU off and try again"
-        return Verdict.FAIL, f"{evidence}, and works without P2P", remedy
+        return mended, f"{evidence}, and works without P2P", remedy
     return Verdict.FAIL, f"{evidence}, also without P2P", "run replicas on single GPUs; journalctl -k -g 'Xid|AER'"
 
 

@@ -14,6 +14,7 @@ from .driver import has_gpus
 
 SLOW_ANSWER = 1.0  # seconds: the gateway answers in milliseconds unless its loop is blocked
 STALE_FLEET = 60.0
+RECENT_S = 86400.0
 LEAST_STOP_S = 45.0  # vLLM's workers and the driver take so long; a SIGKILL in between can wedge it
 GENERATED = "/run/systemd/generator"
 SYSTEM_UID = 1000  # from here on logind removes shared memory of users that log out
@@ -191,6 +192,14 @@ def engines(facts: HostFacts, config: Config) -> Iterable[Said]:
             )
         )
     said += [one for each in found.engines if (one := _engine(each)) is not None]
+    said += [
+        warning(
+            f"{each.engine}: {each.cause}, {each.count} time{'s' * (each.count != 1)} within a day",
+            f"llm-appliance incidents; journalctl -x LLM_ENGINE={each.engine}",
+        )
+        for each in found.incidents
+        if each.age < RECENT_S
+    ]
     serving = sum(each.state == "serving" for each in found.engines)
     return said or [good(f"{serving} of {len(found.engines)} serve")]
 
@@ -201,8 +210,6 @@ def _engine(each: EngineState) -> Said | None:
             f"{each.name} is {each.state}: {each.reason or each.cause}",
             f"llm-appliance incidents; llm-appliance resume {each.name} after mending",
         )
-    if each.restarts is not UNKNOWN and each.restarts and each.cause:
-        return warning(f"{each.name} was restarted {each.restarts} times: {each.cause}", "llm-appliance incidents")
     return None
 
 

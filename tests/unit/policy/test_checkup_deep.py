@@ -33,7 +33,7 @@ NO_OWN = {"disable_custom_all_reduce": True}
 def test_pairs_and_settings(
     trials: list[Tried], verdict: Verdict, words: str, env: dict[str, str], flags: dict[str, object]
 ) -> None:
-    (found,) = deep.links(trials)
+    (found,) = deep.links(trials, (), settled=False)
     assert found.verdict is verdict and words in found.evidence and bool(found.remedy) == (verdict is Verdict.FAIL)
     made = deep.settings(trials, {"chat": (0, 1), "other": (2, 3)})
     assert [(each.engine, dict(each.env), dict(each.flags)) for each in made] == (
@@ -43,9 +43,17 @@ def test_pairs_and_settings(
 
 def test_pairs_of_one_kind_are_one_line() -> None:
     trials = [*tried(), *tried(pair=(2, 3)), *tried("hangs", "works", "works", pair=(0, 2))]
-    found = deep.links(trials)
+    found = deep.links(trials, (), settled=False)
     assert [one.evidence.partition(":")[0] for one in found] == ["GPUs 0-1, 2-3", "GPUs 0-2"]
     assert [each.engine for each in deep.settings(trials, {"a": (0, 1), "b": (0, 1, 2, 3)})] == ["b"]
+
+
+def test_what_the_engines_are_set_for_already_is_a_warning() -> None:
+    (found,) = deep.links(tried("hangs", "works", "works"), (), settled=True)
+    assert found.verdict is Verdict.WARN
+    _, lacking = deep.links(tried(copy="wrong"), (deep.Setting("chat", {}, NO_OWN),), settled=False)
+    assert lacking.verdict is Verdict.FAIL and "needed by chat: disable_custom_all_reduce = true" in lacking.evidence
+    assert "--write" in lacking.remedy
 
 
 def test_how_a_setting_is_written() -> None:

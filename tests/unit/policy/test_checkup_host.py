@@ -13,6 +13,7 @@ from appliance.hostfacts import (
     EngineState,
     Fleet,
     GatewaySays,
+    Happened,
     HostFacts,
     Journal,
     Leftover,
@@ -86,6 +87,7 @@ def reached(**changes: object) -> HostFacts:
     return replace(PLAIN, reached=(replace(HUB, status=0, fault="no way", **changes),))
 
 
+DIED = Happened(engine="default", cause="cuda-fault", age=60.0, count=3)
 NOBODY = replace(PLAIN, fleet=Fleet())
 
 
@@ -188,7 +190,8 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("applied", engine(stale=True), WARN, ("llm-appliance apply",)),
         ("engines", PLAIN, OK, ("1 of 1 serve",)),
         ("engines", engine(state="held", reason="no room"), FAIL, ("default is held: no room", "resume default")),
-        ("engines", engine(state="serving", cause="cuda-fault", restarts=3), WARN, ("3 times",)),
+        ("engines", replace(PLAIN, fleet=Fleet(age=1.0, incidents=(DIED,))), WARN, ("default: cuda-fault, 3 times",)),
+        ("engines", replace(PLAIN, fleet=Fleet(age=1.0, incidents=(replace(DIED, age=1e6),))), OK, ()),
         ("engines", replace(PLAIN, fleet=Fleet(age=500.0)), WARN, ("8m 20s",)),
         ("engines", NOBODY, FAIL, ("llm-supervisor",)),
         ("engines", replace(NOBODY, installed=False), SKIPPED, ()),
