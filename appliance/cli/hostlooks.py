@@ -35,6 +35,7 @@ from appliance.hostfacts import (
     UnitFacts,
 )
 from appliance.policy.checkup.driver import FABRIC_UNIT, PERSISTENCE_UNIT
+from appliance.policy.checkup.machine import TEMPORARY
 from appliance.quantity import UNKNOWN
 from appliance.units.render import engine_digest
 
@@ -128,7 +129,7 @@ def _directories(config: Config, where: places.Places) -> Mapping[str, str]:
         (where.under_state(config.models.directory), "models"),
         (names.CACHE, "caches"),
         *([(config.audit.directory, "the usage ledger")] * config.audit.enabled),
-        ("/tmp", "temporary files"),
+        ("/tmp", TEMPORARY),
     ]
     found: dict[str, str] = {}
     for path, purpose in wanted:

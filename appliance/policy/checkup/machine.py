@@ -16,6 +16,7 @@ from .links import spans
 GIB = 1 << 30
 ROOM_FAIL, ROOM_WARN = 256 << 20, 2 * GIB  # free: what logs and state need; what an engine's caches take
 INODES = 10_000
+TEMPORARY = "temporary files"
 LOW_MEMORY, SWAPPED = 0.05, 0.05  # shares of main memory
 STALLED, DISK_STALLED = 10.0, 40.0  # percent of a minute
 RING_BYTES, SHM_ROOM = 160 << 20, GIB  # vLLM's broadcast ring for each engine; what several ranks are safe with
@@ -211,8 +212,9 @@ def disks(facts: HostFacts, config: Config) -> Iterable[Said]:
 
 def _room(mount: Mount) -> Iterator[Said]:
     remedy = "llm-appliance runtime list; llm-appliance models list; journalctl --disk-usage"
-    if mount.free < ROOM_WARN:
-        say = wrong if mount.free < ROOM_FAIL else warning
+    passing = mount.purpose == TEMPORARY  # engines keep nothing there
+    if mount.free < (ROOM_FAIL if passing else ROOM_WARN):
+        say = wrong if mount.free < ROOM_FAIL and not passing else warning
         yield say(f"{format_size(mount.free)} free for {mount.path} ({mount.purpose})", remedy)
     if mount.inodes_free is not UNKNOWN and mount.inodes_free < INODES:
         yield warning(f"{mount.inodes_free} files can still be made on the disk of {mount.path}", remedy)

@@ -121,6 +121,8 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("disk", mount(free=GIB), WARN, ("1 GiB free",)),
         ("disk", mount(free=1 << 20), FAIL, ("models list",)),
         ("disk", mount(inodes_free=5), WARN, ("5 files",)),
+        ("disk", mount(free=GIB, purpose="temporary files"), OK, ()),
+        ("disk", mount(free=1 << 20, purpose="temporary files"), WARN, ("1 MiB free for",)),
         ("disk", mount(read_only=True), FAIL, ("read-only",)),
         ("disk", mount(purpose="caches", noexec=True), FAIL, ("noexec",)),
         ("disk", mount(purpose="caches", kind="nfs4"), WARN, ("locks of compilers",)),
