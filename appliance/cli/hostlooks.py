@@ -65,7 +65,7 @@ async def _look(config_path: str, config: Config) -> HostFacts:
         "stuck": kernel.stuck,
         "mounts": lambda: disks.mounts(_directories(config, where)),
         "shm": lambda: in_thread(disks.shared_memory),
-        "sockets": lambda: in_thread(lambda: network.sockets(_ports(config))),
+        "sockets": lambda: in_thread(network.sockets),
         "reached": lambda: _reached(config),
         "infiniband": lambda: in_thread(pci.infiniband),
         "driver": nvidia.driver,
@@ -135,11 +135,6 @@ def _directories(config: Config, where: places.Places) -> Mapping[str, str]:
     for path, purpose in wanted:
         found.setdefault(os.path.abspath(path), purpose)
     return found
-
-
-def _ports(config: Config) -> frozenset[int]:
-    addresses = (*config.gateway.listen, config.gateway.admin_listen)
-    return frozenset(int(port) for address in addresses if (port := address.rpartition(":")[2]).isdigit())
 
 
 async def _reached(config: Config) -> tuple[Reached, ...]:

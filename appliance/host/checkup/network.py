@@ -19,13 +19,11 @@ REACH_S = 6.0
 PROC = "/proc"
 
 
-def sockets(wanted: frozenset[int], proc: str = PROC) -> Sockets:
-    """Everything that listens; owners are looked up for the `wanted` ports and for what our users opened."""
+def sockets(proc: str = PROC) -> Sockets:
+    """Everything that listens, with those owners that this user may see."""
     entries = ports.listening(proc)
     users = {uid: user_name(uid) for uid in {entry.uid for entry in entries}}
-    asked = [entry.inode for entry in entries if entry.port in wanted or users[entry.uid].startswith("llm-")
-             or entry.port in (80, 443)]  # fmt: skip
-    owned = ports.owners(asked, proc) if asked else {}
+    owned = ports.owners((entry.inode for entry in entries), proc) if entries else {}
     try:
         first, last = map(int, Path(proc, "sys/net/ipv4/ip_local_port_range").read_text().split())
         lingering = procnet.time_wait(Path(proc, "net/sockstat").read_text())

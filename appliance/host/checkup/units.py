@@ -13,12 +13,11 @@ from appliance.wire import procsys
 
 DEADLINE_S = 6.0
 PROPERTIES = (
-    "Id", "LoadState", "ActiveState", "SubState", "Result", "NeedDaemonReload", "FragmentPath", "DropInPaths",
-    "UnitFileState", "ControlGroup", "NRestarts", "User", "Restart", "KillMode", "OOMPolicy", "TimeoutStopUSec",
-    "WatchdogUSec", "LimitNOFILE", "LimitMEMLOCK", "TasksMax", "MemoryMax", "MemoryHigh", "MemorySwapMax",
-    "PrivateDevices", "DevicePolicy", "DeviceAllow", "MemoryDenyWriteExecute", "RestrictAddressFamilies",
-    "TemporaryFileSystem", "ReadWritePaths", "NoExecPaths", "ProcSubset", "PrivateNetwork", "NoNewPrivileges",
-    "LogRateLimitIntervalUSec", "ManagedOOMPreference", "CPUQuotaPerSecUSec",
+    "Id", "LoadState", "ActiveState", "Result", "NeedDaemonReload", "FragmentPath", "DropInPaths", "ControlGroup",
+    "Restart", "KillMode", "OOMPolicy", "TimeoutStopUSec", "WatchdogUSec", "LimitNOFILE", "LimitMEMLOCK", "TasksMax",
+    "MemoryMax", "PrivateDevices", "DevicePolicy", "DeviceAllow", "MemoryDenyWriteExecute", "RestrictAddressFamilies",
+    "TemporaryFileSystem", "ReadWritePaths", "NoExecPaths", "ProcSubset", "PrivateNetwork", "IPAddressDeny",
+    "LogRateLimitIntervalUSec",
 )  # fmt: skip
 
 

@@ -52,19 +52,28 @@ def _meets(wanted: str, bound: str) -> bool:
 
 
 def exposure(facts: HostFacts, config: Config) -> Iterable[Said]:
-    """An engine that listens on TCP answers without a key; engines of ours listen on unix sockets."""
+    """A vLLM that listens on TCP answers without a key; ours listen on unix sockets.
+
+    Ranks of an engine find one another through a port of torch's, which is open on every address: the units' address
+    filter is what closes it.
+    """
     if isinstance(facts.sockets, NotKnown):
         return [unknown(facts.sockets)]
-    bare = [
-        each
-        for each in facts.sockets.listening
-        if (each.user == names.ENGINE_USER or "vllm" in each.owner.lower()) and not each.host.startswith(_LOOPBACK)
-    ]
-    if bare:
+    open_ = [each for each in facts.sockets.listening if not each.host.startswith(_LOOPBACK)]
+    by_hand = [each for each in open_ if each.user != names.ENGINE_USER and each.owner.lower().startswith("vllm")]
+    if by_hand:
         return [
             wrong(
-                f"an engine listens on {listed(map(_place, bare))} without a key",
-                "remove what makes it listen from [engine.vllm] and env; end a vLLM that was started by hand",
+                f"a vLLM listens on {listed(map(_place, by_hand))}, past the gateway and its keys",
+                "end it, or let it listen on 127.0.0.1 and name it in remote",
+            )
+        ]
+    ours = [each for each in open_ if each.user == names.ENGINE_USER]
+    if ours and (bare := _unfiltered(facts)):
+        return [
+            wrong(
+                f"an engine listens on {listed(map(_place, ours))}, and {listed(bare)} has no address filter",
+                f"systemctl edit {bare[0]}; remove what empties IPAddressDeny=",
             )
         ]
     admin = config.gateway.admin_listen.rpartition(":")[0].strip("[]")
@@ -76,6 +85,11 @@ def exposure(facts: HostFacts, config: Config) -> Iterable[Said]:
             )
         ]
     return [good("no engine listens on the network")]
+
+
+def _unfiltered(facts: HostFacts) -> list[str]:
+    units = () if isinstance(facts.units, NotKnown) else facts.units
+    return [u.name for u in units if u.name.startswith("llm-engine@") and not u.properties.get("IPAddressDeny")]
 
 
 def _place(each: Listening) -> str:

@@ -102,6 +102,8 @@ def _broken(unit: UnitFacts, facts: HostFacts) -> Iterator[Said]:
     for name, bad, meaning, matters in rows:
         if matters and properties.get(name) in bad:
             yield wrong(f"{unit.name}: {name}={properties[name]} {meaning}", edit)
+    if has_gpus(facts) and properties.get("DeviceAllow"):
+        yield warning(f"{unit.name}: DeviceAllow= cuts the GPUs off at the next daemon-reload", edit)
     families = properties.get("RestrictAddressFamilies", "").split()
     if families and not families[0].startswith(_UNCONFINED) and "AF_UNIX" not in families:
         yield wrong(f"{unit.name}: RestrictAddressFamilies= leaves out AF_UNIX, which its own socket is", edit)

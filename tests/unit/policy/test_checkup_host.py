@@ -88,6 +88,7 @@ def reached(**changes: object) -> HostFacts:
 
 
 DIED = Happened(engine="default", cause="cuda-fault", age=60.0, count=3)
+RANKS = listening(Listening(host="0.0.0.0", port=29500, user="llm-engine", owner="VLLM::Worker (pid 3)"))
 NOBODY = replace(PLAIN, fleet=Fleet())
 
 
@@ -146,9 +147,10 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("ports", listening(GATEWAY, ADMIN, answers=False), DARK, ("user root",)),
         ("ports", listening(replace(GATEWAY, host="0.0.0.0"), ADMIN), OK, ()),
         ("exposure", PLAIN, OK, ()),
-        ("exposure", listening(Listening(host="0.0.0.0", port=8000, user="llm-engine")), FAIL, ("0.0.0.0:8000",)),
-        ("exposure", listening(Listening(host="10.0.0.5", port=80, user="eve", owner="vllm (pid 3)")), FAIL, ("vllm",)),
-        ("exposure", listening(Listening(host="127.0.0.1", port=8000, user="llm-engine")), OK, ()),
+        ("exposure", replace(RANKS, units=PLAIN.units), FAIL, ("0.0.0.0:29500", "IPAddressDeny=")),
+        ("exposure", replace(RANKS, units=unit(IPAddressDeny="0.0.0.0/0 ::/0").units), OK, ()),
+        ("exposure", listening(Listening(host="::", port=80, user="eve", owner="vllm (pid 3)")), FAIL, ("pid 3",)),
+        ("exposure", listening(Listening(host="127.0.0.1", port=80, user="eve", owner="vllm (pid 3)")), OK, ()),
         ("connections", PLAIN, OK, ()),
         ("connections", replace(PLAIN, sockets=replace(SOCKETS, time_wait=20000)), WARN, ("one SDK client",)),
         ("hub", PLAIN, OK, ("as llm-runtime",)),
@@ -173,6 +175,7 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("overrides", unit(DropInPaths="/run/systemd/generator/x.conf /etc/x.conf"), OK, ("/etc/x.conf",)),
         ("overrides", unit(PrivateDevices="yes"), FAIL, ("hides the GPUs",)),
         ("overrides", unit(DevicePolicy="closed"), FAIL, ("daemon-reload",)),
+        ("overrides", unit(DeviceAllow="char-nvidia rw"), WARN, ("daemon-reload",)),
         ("overrides", unit(MemoryDenyWriteExecute="yes"), FAIL, ("first request",)),
         ("overrides", unit(KillMode="process"), FAIL, ("GPU memory",)),
         ("overrides", unit(RestrictAddressFamilies="AF_INET"), FAIL, ("AF_UNIX",)),
