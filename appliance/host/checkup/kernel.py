@@ -22,7 +22,7 @@ _TIMEX_BYTES, _TIMEX_STATUS, _UNSYNCHRONISED = 512, 40, 0x40  # struct timex on 
 
 def memory(proc: str = PROC) -> Memory:
     """Main memory and swap. Raises OSError."""
-    found = procsys.counters(Path(proc, "meminfo").readread_text())
+    found = procsys.counters(Path(proc, "meminfo").read_text())
     killed = procsys.counters(read_text(f"{proc}/vmstat")).get("oom_kill")
     return Memory(
         total=found.get("MemTotal", 0),
