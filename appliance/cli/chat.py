@@ -20,6 +20,8 @@ from appliance.config.model import Config
 from appliance.errors import EXIT_FOUND, EXIT_OK, Failed, Unreachable, UsageError
 
 from . import output
+from .frontclient import Place
+from .gatewayclient import public_place
 
 KEY_VARIABLE = "LLM_APPLIANCE_API_KEY"
 TIMEOUT = 660.0  # longer than the gateway waits for a first token
@@ -78,9 +80,7 @@ class Gateway:
     """The gateway's public listener, by the configuration."""
 
     def __init__(self, config_path: str, key: str) -> None:
-        config = source.effective(config_path).config or Config()
-        self._address = config.gateway.listen[0]
-        self._tls = bool(config.gateway.tls_certificate)
+        self._place = public_place(source.effective(config_path).config or Config())
         self._key = key
 
     def first_model(self) -> str:
@@ -120,9 +120,7 @@ class Gateway:
     def _ask(
         self, method: str, path: str, body: bytes | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        host, _, port = self._address.rpartition(":")
-        host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
-        connection = _connection(host, int(port), self._tls)
+        connection = _connection(self._place)
         fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         try:
             connection.request(method, path, body, fields)
@@ -130,7 +128,8 @@ class Gateway:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise Unreachable(
-                f"the gateway at {self._address} does not answer: {error}", hint="systemctl status llm-gateway"
+                f"the gateway at {self._place.host}:{self._place.port} does not answer: {error}",
+                hint="systemctl status llm-gateway",
             ) from None
         if response.status != 200:
             failure = _failure(response.status, response.read(), bool(self._key))
@@ -139,15 +138,15 @@ class Gateway:
         return connection, response
 
 
-def _connection(host: str, port: int, tls: bool) -> http.client.HTTPConnection:
+def _connection(place: Place) -> http.client.HTTPConnection:
     """A connection to the listener; on a loopback address the certificate's name cannot fit, so it is not checked."""
-    if not tls:
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+    if not place.tls:
+        return http.client.HTTPConnection(place.host, place.port, timeout=TIMEOUT)
     context = ssl.create_default_context()
-    if host == "::1" or host.startswith("127."):
+    if place.is_loopback:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    return http.client.HTTPSConnection(place.host, place.port, timeout=TIMEOUT, context=context)
 
 
 def _failure(status: int, body: bytes, has_key: bool) -> Failed:

@@ -30,6 +30,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "models": ("models list", "models pull Qwen/Qwen3-8B", "models rm Qwen/Qwen3-8B"),
     "runtime": ("runtime list", "runtime install", "runtime rollback"),
+    "bench": (
+        "bench --target-ttft 1s --target-itl 50ms --plot ladder.svg",
+        "bench --input-tokens 4000 --shared-prefix 3500 --concurrency 1,8,32",
+        "bench --url http://10.0.0.7:8000 --chat --json",
+        "bench --tune",
+    ),
     "chat": ("chat", "chat --model chat 'What is the capital of France?'"),
     "logs": ("logs -f", "logs chat -n 200", "logs chat -x"),
     "incidents": ("incidents", "incidents --json"),

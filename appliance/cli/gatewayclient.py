@@ -1,4 +1,4 @@
-"""Asks the gateway for its status: over the admin listener, which anybody on the machine may ask, or its own socket."""
+"""Where the gateway is found, and its status: over the admin listener, which all here may ask, or its socket."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import json
 
 from appliance import names
 from appliance.config import source
+from appliance.config.model import Config
 from appliance.errors import Unreachable
 from appliance.host import places
 from appliance.host.unixhttp import UnixConnection
 
+from .frontclient import Place
+
 DEADLINE_S = 5.0
+
+
+def public_place(config: Config) -> Place:
+    """Where a client on this machine finds the public listener."""
+    host, _, port = config.gateway.listen[0].rpartition(":")
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
+    return Place(bool(config.gateway.tls_certificate), host, int(port), "")
 
 
 def read_status(config_path: str) -> dict[str, object]:

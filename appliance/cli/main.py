@@ -58,6 +58,7 @@ VERBS: dict[str, Verb] = {
     "plan": Verb("appliance.cli.plan", "will a model fit, how many requests at once, which flags", json=True),
     "models": Verb("appliance.cli.models", "list, fetch and remove model files", json=True),
     "runtime": Verb("appliance.cli.runtime", "list, build, choose and roll back vLLM environments", json=True),
+    "bench": Verb("appliance.cli.bench", "how many requests at once it serves, how fast; --tune", json=True),
     "chat": Verb("appliance.cli.chat", "talk to a model through the gateway"),
     "logs": Verb("appliance.cli.logs", "the journal of the appliance or of one engine"),
     "incidents": Verb("appliance.cli.incidents", "what happened to engines, with its evidence", json=True),
