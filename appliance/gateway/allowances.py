@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, cast
 
@@ -26,6 +27,15 @@ from .auth import ANONYMOUS, Principal
 SAVE = 2.0  # seconds between two writes of the counts
 BYTES_A_TOKEN = 4  # of a request's body; what was really used is counted afterwards
 GUESS = 512  # tokens set aside for an answer without a limit, unless its key has one
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Calls in flight, waiting ones too; tokens of the calendar day and month, UTC."""
+
+    running: int
+    day: int
+    month: int
 
 
 class Allowances:
@@ -131,6 +141,17 @@ class Allowances:
     def reserved(self) -> int:
         """Tokens that they have set aside."""
         return sum(account.day.reserved for account in self._accounts.values())
+
+    def use(self, epoch: float) -> dict[str, Use]:
+        """What each key uses, of those that have used anything in this month or have calls in flight."""
+        for account in self._accounts.values():
+            account.day.turn(epoch)
+            account.month.turn(epoch)
+        return {
+            key: Use(account.running, account.day.used, account.month.used)
+            for key, account in self._accounts.items()
+            if account.running or account.month.used
+        }
 
     # --- over a restart -------------------------------------------------------------------------------------------
     async def keep(self) -> None:

@@ -36,9 +36,10 @@ from .quarantine import Quarantines
 from .selfprobe import SelfProbe
 from .server import ClientServer
 from .sockets import PUBLIC, Servers, Sockets
-from .status import line, silences
+from .status import line, silences, tokens_given
 from .successor import Successor, left_behind
 from .tasks import Tasks, until
+from .throughput import TokenCounts, running_events
 
 POLL = 0.5  # seconds between two looks at keys, state files and waiting calls
 PROBE = 2.0  # seconds between two looks at a remote engine
@@ -78,9 +79,9 @@ class App:
         self.draining = False  # new answers announce the end of their connection
         self.retired = False  # because another process has taken over
         self.closing = False  # new calls are refused
-        self.tokens_per_second = self.loop_lag = 0.0
-        self._events_before = 0
+        self.loop_lag = 0.0
         self._reported_at = clock.monotonic()
+        self.throughput = TokenCounts(self._reported_at)
         self._tls: ssl.SSLContext | None = None
         handler = Handler(self)
         self.server = ClientServer(handler.serve, most=lambda: self.settings.max_connections)
@@ -181,6 +182,7 @@ class App:
         if listener is not None:
             await self.predecessors.open(listener)
         await until(lambda: set(expected) <= set(self.predecessors.pids), TAKE_ON)
+        self.throughput = TokenCounts(clock.monotonic(), tokens_given(self))  # what they gave before is no rate of ours
         loop = asyncio.get_running_loop()
         for fact in await loop.run_in_executor(None, left_behind, self._state):
             self.predecessors.late(fact)
@@ -333,7 +335,7 @@ class App:
         self._core.start(self._finish(), "finish")
 
     def _view(self) -> dict[str, object]:
-        return {"replicas": silences(self), "events": self._running_events()}
+        return {"replicas": silences(self), "events": running_events(self.exchanges)}
 
     async def _finish(self) -> None:
         await until(lambda: not self.exchanges and not self.server.connections, math.inf)
@@ -369,18 +371,11 @@ class App:
             if self.successor is not None:
                 self.successor.pulse()
             if now - self._reported_at >= REPORT:
-                self._measure(now)
+                self._reported_at = now
+                self.throughput.take(tokens_given(self), now)
                 self.server.end_unread(now, self.settings.timeouts.stall)
                 if not self.draining:
                     notify.status(line(self))
-
-    def _running_events(self) -> int:
-        return sum(exchange.relay.events for exchange in self.exchanges if exchange.relay is not None)
-
-    def _measure(self, now: float) -> None:
-        events = sum(self.metrics.events.values()) + self._running_events() + self.predecessors.events()
-        self.tokens_per_second = max(events - self._events_before, 0) / max(now - self._reported_at, 0.001)
-        self._events_before, self._reported_at = events, now
 
     async def _probe(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from .predecessors import Predecessors
 from .quarantine import Quarantines
 from .server import ClientServer
 from .tasks import Tasks
+from .throughput import TokenCounts
 
 
 class State(Protocol):
@@ -39,7 +40,7 @@ class State(Protocol):
     started: float
     pid: int
     audit_directory: str | None
-    tokens_per_second: float
+    throughput: TokenCounts
     loop_lag: float
 
     @property

@@ -20,6 +20,7 @@ from appliance.host.places import Places
 from appliance.policy.admission import Admission, Lease, Outcome, Refuse, Ticket, limit_of
 from appliance.policy.availability import RuntimeSeen, Seen, serves, unavailable
 from appliance.policy.concurrency import ConcurrencyLimit
+from appliance.wire.vllmmetrics import EngineMetrics
 
 from .upstream import Pool, Target, remote_target
 
@@ -86,6 +87,8 @@ class Replica:
         self.last_byte_at: float | None = None  # monotonic, of calls that have ended; comments are none
         self.adaptive = ConcurrencyLimit(limit_of("auto", None))
         self.start = ""  # the launcher's name of the engine's present run
+        self.metrics, self.metrics_at = EngineMetrics(), 0.0  # what it last said of itself, and when (wall clock)
+        self.idle_seen = False  # whether it was asked since its last call ended
 
     def failed(self, now: float) -> None:
         """A connect did not work."""
@@ -101,6 +104,7 @@ class Replica:
             if self.start != (start := self.state.text("start")):
                 self.start = start
                 self.adaptive.reset()
+                self.metrics, self.idle_seen = EngineMetrics(), False
 
     def worked(self) -> None:
         """An engine that answered a connect is there."""

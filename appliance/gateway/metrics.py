@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from appliance.wire.promtext import Rows, family, label_block, number
 
 from .ledger import Record
+from .throughput import FirstTokenTimes
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -49,6 +50,8 @@ class Metrics:
         self.refused: Counter[str] = Counter()
         self.tokens: Counter[tuple[str, str]] = Counter()  # engine, kind
         self.events: Counter[str] = Counter()
+        self.given: Counter[str] = Counter()  # engine; tokens as it told them, events where it did not
+        self.first_tokens = FirstTokenTimes()
         self.resent: Counter[str] = Counter()
         self.ttft = Histogram(
             "llm_appliance_request_ttft_seconds", "Time from admission to the first byte of the answer.", "engine"
@@ -73,6 +76,8 @@ class Metrics:
             self.tokens[engine, "cached"] += record.cached_tokens
         if record.completion_tokens is not None:
             self.tokens[engine, "completion"] += record.completion_tokens
+        self.given[engine] += record.events if record.completion_tokens is None else record.completion_tokens
+        self.first_tokens.ended(record)
         if record.queue_ms is not None:
             self.queued.observe(engine, record.queue_ms / 1000)
         if record.first_token_ms is not None:

@@ -2,7 +2,8 @@
 
 The seam: a unix socket, JSON objects a line; the older process connects, and connects again to whoever listens now.
 
-    older -> newer  hello    what it holds: `holds`, `calls` (leases, and calls that wait); first, after a loss again
+    older -> newer  hello    what it holds: `holds`, `calls` (leases, and calls that wait), `events` that
+                             they had so far; first, after a loss again
                     fact     `seq` and a `record` or a `settle`: kept until acknowledged, so none is lost or doubled
                     take     allowance for a call that came on an old connection
                     offer leave release correct     the calls of one engine's admission
@@ -24,6 +25,7 @@ import os
 import signal
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -107,9 +109,9 @@ class Predecessors:
         """For `GET /status`."""
         return [{"pid": one.pid, "running": one.running} for one in self.connected if one.pid]
 
-    def events(self) -> int:
-        """Token events of their running calls."""
-        return sum(one.events for one in self.connected)
+    def events(self) -> Counter[str]:
+        """Token events of their running calls, by replica."""
+        return sum((Counter(one.events) for one in self.connected), Counter[str]())
 
     def silences(self, replica: str) -> Iterator[Mapping[str, Any]]:
         """What each says of its calls at a replica."""
@@ -153,7 +155,7 @@ class Predecessor(asyncio.Protocol):
         self._buffer = bytearray()
         self.pid = 0
         self.pulse: Mapping[str, Any] = {}
-        self.events = 0  # that its running calls have passed on
+        self.events: Mapping[str, int] = {}  # that its running calls have passed on, by replica
         self.pulse_at = clock.monotonic()
         self._guests: dict[int, Guest] = {}
         self._holds: dict[int, tuple[str, Hold]] = {}
@@ -236,6 +238,7 @@ class Predecessor(asyncio.Protocol):
     def _hello(self, message: dict[str, Any]) -> None:
         host, now = self._host, clock.monotonic()
         self.pid = int(message["pid"])
+        self.events = message.get("events") or {}
         for number, key, tokens, since in message["holds"]:
             self._holds[number] = key, host.allowances.adopt(key, tokens, since)
         for call in message["calls"]:
@@ -322,6 +325,6 @@ class Predecessor(asyncio.Protocol):
     def _pulse(self, message: dict[str, Any]) -> None:
         self.pulse, self.events, self.pulse_at = (
             message.get("replicas", {}),
-            message.get("events", 0),
+            message.get("events", {}),
             clock.monotonic(),
         )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from appliance import __version__, clock
+from appliance.config.model import UNLIMITED
 from appliance.errors import Problem
 from appliance.policy.availability import serves
+from appliance.quantity import UNKNOWN
 from appliance.wire import gpustate
 
 from .allowances import prompt_tokens
 from .app_state import State
 from .engines import Group, Replica, number_of, served_names, text_of
+from .throughput import LONG, SHORT, Running, running_events
 
 VERSION = 1
+MOST_KEYS = 20  # whose use is told
 
 
 def status(state: State) -> dict[str, object]:
@@ -22,6 +27,7 @@ def status(state: State) -> dict[str, object]:
     engines = state.engines
     now = clock.monotonic()
     groups = list(engines.groups.values())
+    given, calls = tokens_given(state), _streams(state, now)
     engines.gpus.refresh()
     gpus = engines.gpus.value
     return {
@@ -34,7 +40,7 @@ def status(state: State) -> dict[str, object]:
             "vllm": engines.runtime.text("version") or None,
             "device": engines.runtime.text("device") or None,
         },
-        "gateway": _gateway(state),
+        "gateway": _gateway(state, given, now),
         "config": {
             "file": state.config_path,
             "origin": state.effective.origin,
@@ -48,6 +54,7 @@ def status(state: State) -> dict[str, object]:
             "running": state.allowances.running,
             "reserved_tokens": state.allowances.reserved,
             "problem": state.gatekeeper.problem or None,
+            "use": _use(state),
             "hint": None
             if state.gatekeeper.has_keys or not _required(state)
             else "sudo llm-appliance keys create NAME",
@@ -60,14 +67,14 @@ def status(state: State) -> dict[str, object]:
         "models": [
             {"id": name, "engine": group.engine.name} for group in groups for name in served_names(group.engine)
         ],
-        "engines": [_engine(state, group, now) for group in groups],
+        "engines": [_engine(state, group, now, given, calls) for group in groups],
     }
 
 
 def line(state: State) -> str:
     """What `systemctl status` shows: `serving 1 model, 3 running, 0 queued, 41 tok/s`, or what stands in the way."""
-    engines = state.engines
-    serving = engines.serving_count(clock.monotonic())
+    engines, now = state.engines, clock.monotonic()
+    serving = engines.serving_count(now)
     total = len(engines.groups)
     if state.config is None:
         return "the configuration is invalid: llm-appliance check"
@@ -80,13 +87,20 @@ def line(state: State) -> str:
         models = "model" if total == 1 else "models"
         text = (
             f"serving {serving}{of} {models}, {state.engines_in_flight()} running, {waiting} queued, "
-            f"{state.tokens_per_second:.0f} tok/s"
+            f"{state.throughput.per_second(None, tokens_given(state), now, SHORT) or 0:.0f} tok/s"
         )
     older = sum(one["running"] for one in state.predecessors.status())
     finishing = f", {older} of them in the process before an upgrade" if older else ""
     invalid = "; the file on disk is invalid" if state.effective.errors else ""
     keyless = _required(state) and not state.gatekeeper.has_keys
     return text + finishing + invalid + ("; no key yet: llm-appliance keys create NAME" if keyless else "")
+
+
+def tokens_given(state: State) -> Counter[str]:
+    """Tokens that each replica has given since the process began, those of running calls included."""
+    counts = state.metrics.given + running_events(state.exchanges)
+    counts.update(state.predecessors.events())
+    return counts
 
 
 def _required(state: State) -> bool:
@@ -108,7 +122,7 @@ def _overall(state: State, now: float) -> str:
     return "failed" if states and states <= {"held", "failed"} else "starting"
 
 
-def _gateway(state: State) -> dict[str, object]:
+def _gateway(state: State, given: Mapping[str, int], now: float) -> dict[str, object]:
     return {
         "pid": state.pid,
         "started": state.started,
@@ -117,7 +131,7 @@ def _gateway(state: State) -> dict[str, object]:
         "predecessors": state.predecessors.status(),
         "running": state.engines_in_flight(),
         "queued": sum(group.admission.waiting for group in state.engines.groups.values()),
-        "tokens_per_second": round(state.tokens_per_second, 1),
+        "tokens_per_second": state.throughput.per_second(None, given, now, SHORT) or 0.0,
         "requests": sum(state.metrics.requests.values()),
         "loop_lag_s": round(state.loop_lag, 4),
         "quarantine": state.quarantines.counts(),
@@ -143,7 +157,11 @@ def _supervisor(state: State) -> dict[str, object] | None:
     value = state.engines.fleet.value
     if not value:
         return None
-    return {"at": number_of(value, "at"), "mode": text_of(value, "mode")}
+    return {
+        "at": number_of(value, "at"),
+        "mode": text_of(value, "mode"),
+        "version": text_of(value, "version") or None,
+    }
 
 
 def _incidents(state: State) -> list[dict[str, object]] | None:
@@ -162,14 +180,71 @@ def _incidents(state: State) -> list[dict[str, object]] | None:
     ]
 
 
-def _engine(state: State, group: Group, now: float) -> dict[str, object]:
+def _use(state: State) -> list[dict[str, object]]:
+    """The keys that use most, by tokens of the day; what a key may use is null where it has no limit."""
+    known = {key.id: key for key in state.gatekeeper.keys.keys}
+    found = state.allowances.use(clock.wall())
+    most = sorted(found, key=lambda key: (found[key].day, found[key].running, found[key].month), reverse=True)
+    told: list[dict[str, object]] = []
+    for key in most[:MOST_KEYS]:
+        name, limits = (known[key].name, known[key].limits) if key in known else (None, UNLIMITED)
+        told.append(
+            {
+                "id": key,
+                "name": name,
+                "running": found[key].running,
+                "tokens_today": found[key].day,
+                "tokens_month": found[key].month,
+                "daily_tokens": limits.daily_tokens,
+                "monthly_tokens": limits.monthly_tokens,
+            }
+        )
+    return told
+
+
+def _streams(state: State, now: float) -> dict[str, list[Running]]:
+    """The streamed calls in flight, by replica."""
+    found: dict[str, list[Running]] = {}
+    for exchange in state.exchanges:
+        relay, admitted = exchange.relay, exchange.admitted_at
+        if relay is None or admitted is None or exchange.replica is None or not exchange.call.stream:
+            continue
+        if relay.first_at is None:
+            call = Running(None, now - admitted)
+        elif relay.status == 200:
+            call = Running(relay.first_at - admitted, now - relay.first_at)
+        else:
+            continue
+        found.setdefault(exchange.replica.name, []).append(call)
+    return found
+
+
+def _load(replica: Replica) -> dict[str, object] | None:
+    """What the engine's own metrics said at the last look; null before one, null in it what they did not say."""
+    metrics, figures = replica.metrics, ("running", "waiting", "kv_usage")
+    told = {name: value for name in figures if (value := getattr(metrics, name)) is not UNKNOWN}
+    return {"at": replica.metrics_at, **{name: told.get(name) for name in figures}} if told else None
+
+
+def _engine(
+    state: State, group: Group, now: float, given: Mapping[str, int], calls: Mapping[str, list[Running]]
+) -> dict[str, object]:
     return {
         "name": group.engine.name,
         "model": group.engine.model,
         "served_names": list(served_names(group.engine)),
         "serving": any(state.engines.serving(replica, now) for replica in group.replicas.values()),
         "queued": group.admission.waiting,
-        "replicas": [_replica(state, group, replica, now) for replica in group.replicas.values()],
+        "replicas": [
+            {
+                **_replica(state, group, replica, now),
+                "tokens_per_second": state.throughput.per_second(replica.name, given, now, SHORT),
+                "tokens_per_second_60s": state.throughput.per_second(replica.name, given, now, LONG),
+                "first_token": state.metrics.first_tokens.told(replica.name, calls.get(replica.name, ()), clock.wall()),
+                "load": _load(replica),
+            }
+            for replica in group.replicas.values()
+        ],
     }
 
 

@@ -223,7 +223,7 @@ class Successor:
             if isinstance(group.admission, ReportedAdmission):
                 calls += group.admission.told()
         holds = [[number, key, hold.tokens, hold.since] for hold, (number, key) in self._holds.items()]
-        self.send(op="hello", pid=os.getpid(), holds=holds, calls=calls)
+        self.send(op="hello", pid=os.getpid(), holds=holds, calls=calls, events=self._view().get("events"))
         for message in [*self._facts, *(message for message, _ in self._asked.values())]:
             self.send(**message)
         self.pulse()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from appliance import names
+from appliance import __version__, names
 from appliance.host import files
 from appliance.host.journal import ERR, INFO, NOTICE, WARNING, Journal
 from appliance.policy.causes import CAUSES
@@ -111,7 +111,9 @@ class Fleet:
     def write(self, mode: str, now: float, incidents: Sequence[Mapping[str, object]] = ()) -> None:
         """Replace the file when it changed or is REFRESH_S old. Raises OSError."""
         engines = {instance: entry.public for instance, entry in self.entries.items()}
-        value: dict[str, object] = {"mode": mode, "engines": engines, "incidents": list(incidents)}
+        value: dict[str, object] = {
+            "mode": mode, "version": __version__, "engines": engines, "incidents": list(incidents),
+        }  # fmt: skip
         if value == self._written and 0 <= now - self._written_at < REFRESH_S:
             return
         Path(self._path).parent.mkdir(parents=True, exist_ok=True)

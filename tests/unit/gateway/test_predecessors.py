@@ -63,7 +63,7 @@ class Side:
 
 
 def view() -> dict[str, object]:
-    return {"replicas": {}, "events": 0}
+    return {"replicas": {}, "events": {}}
 
 
 def record(name: str) -> Record:
