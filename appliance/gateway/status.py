@@ -64,6 +64,7 @@ def status(state: State) -> dict[str, object]:
         "driver": gpustate.driver(gpus),
         "gpus": gpustate.gpus(gpus),
         "incidents": _incidents(state),
+        "drift": _drift(state),
         "models": [
             {"id": name, "engine": group.engine.name} for group in groups for name in served_names(group.engine)
         ],
@@ -178,6 +179,26 @@ def _incidents(state: State) -> list[dict[str, object]] | None:
         for one in told
         if isinstance(one, Mapping)
     ]
+
+
+def _drift(state: State) -> list[dict[str, object]] | None:
+    """Where disk and what runs differ, as the supervisor told it; null where it told nothing."""
+    told = state.engines.fleet.value.get("drift")
+    if not isinstance(told, list):
+        return None
+    return [
+        {
+            **{key: text_of(one, key) for key in ("kind", "text", "remedy")},
+            "engine": text_of(one, "engine") or None,
+            "settings": [key for key in _list(one.get("settings")) if isinstance(key, str)],
+        }
+        for one in told
+        if isinstance(one, Mapping)
+    ]
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _use(state: State) -> list[dict[str, object]]:

@@ -39,6 +39,7 @@ from appliance.wire.incident import Incident
 from . import ledger as ledgers
 from . import rungs, sources, story
 from .act import Hand, Refusal
+from .drift import Watch
 from .firstlooks import FirstLooks
 from .fleet import Fleet, observed_only
 from .gpumemory import GpuMemory
@@ -79,6 +80,7 @@ class Daemon:
         self._read_at = clock.monotonic()
         self._faults: dict[str, str] = {}  # what was told already, by subject
         self._memory = GpuMemory()
+        self._drift = Watch(config_path)
         self._draining: dict[str, float] = {}  # since when each engine is shown as draining
         self._ended: dict[str, str] = {}  # runs whose end was seen at the last look
 
@@ -336,7 +338,8 @@ class Daemon:
         for instance, entry in self.fleet.entries.items():
             if entry.view.state == "serving":  # its trouble is over
                 self.recorder.open.pop(instance, None)
-        self.fleet.write(self.settings.mode, now, self.recorder.recent)
+        drift = self._drift.look(self.effective, self.desired, self.observation.seen)
+        self.fleet.write(self.settings.mode, now, self.recorder.recent, [one.public for one in drift])
 
     async def _carry_out(self, action: Action) -> None:
         """One step; a refusal is told once and tried again in a later cycle."""

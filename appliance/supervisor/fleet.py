@@ -108,11 +108,18 @@ class Fleet:
         self.entries = entries
         return events
 
-    def write(self, mode: str, now: float, incidents: Sequence[Mapping[str, object]] = ()) -> None:
+    def write(
+        self,
+        mode: str,
+        now: float,
+        incidents: Sequence[Mapping[str, object]] = (),
+        drift: Sequence[Mapping[str, object]] = (),
+    ) -> None:
         """Replace the file when it changed or is REFRESH_S old. Raises OSError."""
         engines = {instance: entry.public for instance, entry in self.entries.items()}
         value: dict[str, object] = {
             "mode": mode, "version": __version__, "engines": engines, "incidents": list(incidents),
+            "drift": list(drift),
         }  # fmt: skip
         if value == self._written and 0 <= now - self._written_at < REFRESH_S:
             return

@@ -121,6 +121,7 @@ class Gateway:
         self.port = self.admin_port = 0
         self.incidents: list[dict[str, Any]] | None = None  # what `fleet` tells of them
         self.fleet_at: float | None = None  # when `fleet` says that it was written; None: now
+        self.drift: list[dict[str, Any]] | None = None
         self.process = self._start()
         if wait:
             self.wait_ready()
@@ -193,8 +194,7 @@ class Gateway:
         """What the supervisor would have written."""
         (self.run / "supervisor").mkdir(exist_ok=True)
         value: dict[str, object] = {"at": self.fleet_at or time.time(), "mode": "act", "engines": engines}
-        if self.incidents is not None:
-            value["incidents"] = self.incidents
+        value |= {name: told for name in ("incidents", "drift") if (told := getattr(self, name)) is not None}
         replace_json(self.run / "supervisor" / "fleet.json", value)
 
     def request(

@@ -70,6 +70,9 @@ def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
     gateway.engine_state("local", "loading", message="m", ready=None)
     gateway.incidents = [{"id": "I", "engine": "local", "at": 1.0, "kind": "death", "cause": "engine-died",
                           "reason": "r", "count": 2}]  # fmt: skip
+    assert gateway.admin("/status")["drift"] is None
+    gateway.drift = [{"kind": "settings", "text": "t", "remedy": "llm-appliance apply", "engine": None,
+                      "settings": ["gateway.max_body"]}]  # fmt: skip
     gateway.fleet(local={"state": "restarting", "since": 1.0, "cause": "engine-died", "reason": "r", "next": "n",
                          "restarts": 2, "load_s": 3.5, "not_before": None, "incident": "I"})  # fmt: skip
     told = wait_until(
@@ -79,7 +82,7 @@ def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
         0.05,
     )
     assert faults(told, SCHEMA) == []
-    assert told["incidents"] == gateway.incidents
+    assert (told["incidents"], told["drift"]) == (gateway.incidents, gateway.drift)
     assert told["engines"][1]["replicas"][0]["incident"] == "I"
     assert told["state"] == "degraded" and told["supervisor"]["mode"] == "act" and told["at"] <= time.time()
     gateway.config_file.write_text("[nonsense]\nx = 1\n")
