@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "status": ("status", "status --json | jq .engines"),
+    "status": ("status", "status --json | jq .engines", "status --watch 10"),
+    "top": ("top",),
     "check": ("check", "check ./config.toml"),
     "config": (
         "config show --effective",

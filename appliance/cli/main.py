@@ -49,6 +49,7 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "status": Verb("appliance.cli.status", "what serves, what does not, and why", json=True),
+    "top": Verb("appliance.cli.top", "the same, live on the whole screen", json=True),
     "check": Verb("appliance.cli.check", "read the configuration and name every problem in it", json=True),
     "config": Verb("appliance.cli.config", "show the configuration in force; explain a key", json=True),
     "doctor": Verb("appliance.cli.doctor", "look for what will hurt, here or on the way to clients", json=True),

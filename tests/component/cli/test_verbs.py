@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 
 from tests.support.command import Calling, call
 from tests.support.stage import CHAT, EMBED, LIMIT, ROOT, Stage, unit
+from tests.support.toldstatus import Gateway, replica, told
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 
@@ -66,78 +64,6 @@ def test_without_a_supervisor(still: Stage, words: tuple[str, ...]) -> None:
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
-
-
-class Gateway:
-    """Answers GET /status with what a test gives."""
-
-    def __init__(self) -> None:
-        self.body = b"{}"
-        gateway = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(gateway.body)))
-                self.end_headers()
-                self.wfile.write(gateway.body)
-
-            def log_message(self, *_: Any) -> None:
-                return
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(LIMIT)
-
-
-@pytest.fixture
-def gateway(still: Stage) -> Iterator[Gateway]:
-    made = Gateway()
-    still.write(f'[gateway]\nadmin_listen = "{made.address}"\n' + CHAT)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def told(*replicas: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A status object with the fields that people are shown."""
-    engines = [
-        {
-            "name": r["name"],
-            "model": "m",
-            "served_names": ["smollm2"],
-            "serving": r["state"] == "serving",
-            "replicas": [r],
-        }
-        for r in replicas
-    ]
-    gateway = {"listen": ["127.0.0.1:8080"], "running": 3, "queued": 1, "tokens_per_second": 41.0}
-    return {
-        "v": 1,
-        "at": 1000.0,
-        "state": "serving",
-        "versions": {"appliance": "0.1.0", "vllm": "0.32.0", "device": "cpu"},
-        "gateway": gateway,
-        "config": {"valid": True, "origin": "file", "problems": []},
-        "keys": {"required": True, "count": 1, "problem": None, "hint": None},
-        "runtime": None,
-        "engines": engines,
-        **more,
-    }
-
-
-def replica(name: str, state: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "state": state, "since": 1000.0, "in_flight": 1, "limit": 64, "restarts": 0, **more}
 
 
 @pytest.mark.parametrize(
@@ -205,6 +131,26 @@ def test_status_without_a_gateway_tells_what_the_files_say(stage: Stage) -> None
     ]
     assert "systemctl status llm-gateway" in done.stderr
     assert json.loads(call(stage, "status", "--json").stdout)["state"] == "unreachable"
+
+
+def test_an_edit_is_told_until_it_is_applied(stage: Stage) -> None:
+    """By the supervisor, which knows what runs; `status` is shown it without a gateway, too."""
+
+    def drift() -> list[dict[str, Any]]:
+        told = json.loads((stage.run / "supervisor/fleet.json").read_text())["drift"]
+        return [one for one in told if one["kind"] != "unit"]
+
+    before = stage.config.read_text()
+    assert drift() == []
+    stage.config.write_text(before.replace("budget = 3", "budget = 4"))
+    assert stage.wait(drift, "the edit is told")[0]["settings"] == ["supervisor.restart.budget"]
+    assert "1 setting is edited and not applied: supervisor.restart.budget:" in call(stage, "status").stdout
+    stage.config.write_text("[nonsense]\n")
+    stage.wait(lambda: drift()[0]["kind"] == "invalid", "the file is invalid")
+    stage.config.write_text(before)
+    stage.wait(lambda: not drift(), "nothing differs")
+    stage.serve("chat", digest="another")
+    assert stage.wait(drift, "the engine is told")[0]["engine"] == "chat"
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
