@@ -7,9 +7,7 @@ The model is read from its directory, or from the hub without its weights; GPUs 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -20,17 +18,16 @@ from appliance.errors import EXIT_FOUND, EXIT_OK, ConfigInvalid, Unreachable, Us
 from appliance.host import checkpoint, gpus, places
 from appliance.host.checkpoint import Checkpoint
 from appliance.policy import cards, fitting, kvcache, weights
-from appliance.policy.cards import GIB, Card
+from appliance.policy.cards import Card
+from appliance.policy.engineoptions import of_flags, tokens
 from appliance.policy.fitting import Plan
 from appliance.policy.sizing import Options
 from appliance.policy.weights import Weights
-from appliance.quantity import UNKNOWN
 from appliance.wire import vllmmodels
 
 from . import output, planpage
 
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072, 262144)
-RESERVED = GIB // 2  # what NVML counts and CUDA does not give; 0.4 to 0.6 GiB on cards of 24 to 141 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="a model that is not configured: a hub's ORG/NAME or a directory")
     parser.add_argument("--gpus", metavar="LIST", help='cards that are not here, like "4x RTX 4090"')
     parser.add_argument("--tp", type=int, metavar="N", help="tensor_parallel_size")
-    parser.add_argument("--max-model-len", type=_tokens, metavar="N", help="the context that must fit")
+    parser.add_argument("--max-model-len", type=tokens, metavar="N", help="the context that must fit")
     parser.add_argument("--kv-cache-dtype", metavar="T", choices=("auto", *kvcache.KV_BYTES), help="auto, fp8, ...")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="F", help="vLLM's share of each GPU")
     parser.add_argument("--context", type=_contexts, metavar="N,N", help="context lengths to count requests for")
 
 
-_SCALES = {"": 1, "k": 1000, "K": 1 << 10, "m": 1000**2, "M": 1 << 20}
-
-
-def _tokens(text: str) -> int:
-    """`32768`, `32K` (1024 each) or `32k` (1000 each), as vLLM reads them. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text.strip())
-    number = int(float(match[1]) * _SCALES[match[2]]) if match else 0
-    if not 0 < number < 1 << 31:
-        raise ValueError(f"{text!r} is no number of tokens")
-    return number
-
-
 def _contexts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_tokens(part) for part in text.split(",")}))
+    return tuple(sorted({tokens(part) for part in text.split(",")}))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,13 +73,8 @@ def run(args: argparse.Namespace) -> int:
 def _judge(case: Case, args: argparse.Namespace) -> tuple[Plan, Weights | None]:
     found = _look_up(case.model, _config(args))
     model = found.architecture
-    size: Weights | None = None
-    if found.tensors:
-        size = weights.from_tensors(((one.name, one.dtype, one.size) for one in found.tensors), model)
-    elif found.total is not None:
-        size = weights.from_total(found.total, model, found.source)
-    else:
-        size = weights.from_architecture(model)
+    tensors = [(one.name, one.dtype, one.size) for one in found.tensors]
+    size = weights.known(tensors, found.total, found.source, model)
     return fitting.plan(model, size, case.cards, case.options, args.context or CONTEXTS), size
 
 
@@ -158,11 +138,9 @@ def _here() -> list[tuple[gpus.Found, Card]]:
         raise UsageError("no GPU is known on this machine", hint='name cards with --gpus, like --gpus "2x RTX 4090"')
     made = []
     for one in found:
-        card = cards.find(one.name)
+        card = cards.of_gpu(one.name, one.memory)
         if card is None:
             raise UsageError(f"{one.name} is not in the table of cards", hint="name a similar one with --gpus")
-        if one.memory is not UNKNOWN and not 0.9 < (one.memory - RESERVED) / card.memory < 1.1:
-            card = replace(card, name=one.name, memory=one.memory - RESERVED)  # the same chip with other memory
         made.append((one, card))
     return made
 
@@ -170,7 +148,7 @@ def _here() -> list[tuple[gpus.Found, Card]]:
 def _case(engine: Engine, config: Config, given: tuple[Card, ...] | None, args: argparse.Namespace) -> Case:
     """One configured engine; each replica by itself, on the GPUs that its first one gets."""
     wanted = placement.gpus_of(engine, engine.instances[0])
-    options = _asked(_configured(engine), args)
+    options = _asked(of_flags(engine.vllm, placement.memory_share(engine)), args)
     if given is not None:
         return Case(engine.name, vllmmodels.own(engine), given, options)
     here = _here()
@@ -194,43 +172,6 @@ def _case(engine: Engine, config: Config, given: tuple[Card, ...] | None, args: 
 def _parallel(engine: Engine, flag: str) -> int:
     value = engine.vllm.get(flag)
     return value if isinstance(value, int) and value > 0 else 1
-
-
-def _configured(engine: Engine) -> Options:
-    """What the engine's own flags fix."""
-    flags = engine.vllm
-
-    def number(flag: str) -> int | None:
-        value = flags.get(flag)
-        if isinstance(value, str):  # vLLM takes 32K, too
-            with contextlib.suppress(ValueError):
-                return _tokens(value)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-    def words(flag: str) -> str:
-        value = flags.get(flag)
-        return value if isinstance(value, str) else "auto"
-
-    offload = flags.get("cpu_offload_gb")
-    draft = flags.get("speculative_config")
-    tokens = draft.get("num_speculative_tokens") if isinstance(draft, dict) and "mtp" in str(draft.get("method")) else 0
-    made = Options(
-        tp=number("tensor_parallel_size"),
-        pp=number("pipeline_parallel_size") or 1,
-        max_model_len=number("max_model_len"),
-        kv_cache_dtype=words("kv_cache_dtype"),
-        max_num_seqs=number("max_num_seqs"),
-        max_num_batched_tokens=number("max_num_batched_tokens"),
-        kv_cache_bytes=number("kv_cache_memory_bytes"),
-        dtype=words("dtype"),
-        eager=flags.get("enforce_eager") is True,
-        prefix_caching=flags.get("enable_prefix_caching") is not False,
-        speculative=tokens if isinstance(tokens, int) else 0,
-        quantization="" if words("quantization") == "auto" else words("quantization"),
-        offload=int(offload * GIB) if isinstance(offload, (int, float)) else 0,
-    )
-    share = placement.memory_share(engine)
-    return made if share is None else replace(made, utilization=share)
 
 
 def _asked(options: Options, args: argparse.Namespace) -> Options:

@@ -113,7 +113,10 @@ def from_files(config_path: str) -> dict[str, Any]:
                 {
                     "name": instance,
                     **{key: entry.get(key) for key in _OF_FLEET},
-                    **{key: state.get(key) for key in ("phase", "message", "pid", "ready", "digest")},
+                    **{
+                        key: state.get(key)
+                        for key in ("phase", "message", "pid", "ready", "digest", "planned", "measured")
+                    },
                 }
             )
         engines.append(

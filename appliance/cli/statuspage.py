@@ -41,6 +41,7 @@ def lines(value: Mapping[str, Any], now: float, columns: int = WIDE) -> Iterator
     yield from _reasons(value, columns)
     yield from _incidents(value, now, columns)
     yield from gpulines.lines(value, columns)
+    yield from _plans(value, columns)
     yield from _keys(value, columns)
     yield from _advice(value)
     yield from _drift(value, columns)
@@ -157,7 +158,13 @@ def _first_tokens(half: float | None, most: float | None) -> str:
     """Half of them and nearly all came within these times."""
     if half is None or most is None:
         return "-"
-    return " / ".join(f"{value:.2f} s" if value < 10 else f"{value:.0f} s" for value in (half, most))
+    return f"{_brief(half)} / {_brief(most)}"
+
+
+def _brief(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _number(value: Mapping[str, Any], name: str) -> float | None:
@@ -203,6 +210,31 @@ def _incidents(value: Mapping[str, Any], now: float, columns: int) -> Iterator[s
 def _age(one: Mapping[str, Any], now: float) -> float:
     at = one.get("at")
     return max(now - at, 0.0) if isinstance(at, (int, float)) else 0.0
+
+
+def _plans(value: Mapping[str, Any], columns: int) -> Iterator[str]:
+    """What each start should find of memory, and found; nothing where nobody planned, as on a CPU."""
+    rows: list[list[object]] = []
+    for _, replica in replicas(value):
+        planned, measured = replica.get("planned"), replica.get("measured")
+        if isinstance(planned, Mapping) and isinstance(measured, Mapping) and measured:
+            rows += [
+                [replica.get("name"), "planned", *_figures(planned)],
+                [" ", "measured", *_figures(measured)],
+            ]
+    if rows:
+        yield ""
+        yield from output.lines(rows, ("ENGINE", "EACH GPU", "WEIGHTS", "KV CACHE", "TOKENS", "REQUESTS"), columns)
+
+
+def _figures(figures: Mapping[str, Any]) -> list[str]:
+    weights, cache = _number(figures, "weights_gib"), _number(figures, "kv_gib")
+    tokens, at_once, context = (_number(figures, key) for key in ("kv_tokens", "at_once", "context"))
+    return [
+        *("-" if size is None else f"{size:.1f} GiB" for size in (weights, cache)),
+        "-" if tokens is None else f"{tokens:,.0f}",
+        "-" if at_once is None or context is None else f"{at_once:.1f} of {context:,.0f}",
+    ]
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from appliance.host.journal import ERR, INFO, WARNING
 from appliance.host.realwork import Outcome
 from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
 from appliance.wire.vllmcauses import Cause
+from appliance.wire.vllmfigures import figures
 from appliance.wire.vllmlog import (
     Line,
     Progress,
@@ -268,6 +269,8 @@ class Launcher:
             self._report.noticed(kind)
         self._lines.append(line)
         if not self._served and not self._requested:
+            if found := figures(line.text):
+                self._report.measured(found)
             self._report.moved(advance(self._report.progress, line.text))
             self._report.alive()
         if announces_death(line) and not self._requested:

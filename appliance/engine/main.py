@@ -80,7 +80,13 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
     served = (*engine.served, *fleet.lora_names(engine))
     start = os.urandom(8).hex()
     shown = {flag: value for flag, value in plan.flags.items() if flag in rung.SHOWN}
-    told = Start(place, device == "cuda", shown, changed.told)
+    expected = None
+    if device == "cuda":
+        from .planned import planned  # an eighth of a second of modules that no other start needs
+
+        gpu_state = places.from_environment().under_run(names.GPU_STATE)
+        expected = planned(plan.argv[2], plan.flags, gpus, gpu_state)
+    told = Start(place, device == "cuda", shown, changed.told, expected)
     report = Report(Identity(given.name, start, engine.model, served, given.run), told)
     _change(report, changed, f"{given.cache}/{given.name}")
     fault = weights.fault_of(vllmmodels.own(engine), plan.argv[2])

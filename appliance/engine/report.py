@@ -14,6 +14,7 @@ from appliance import clock, names
 from appliance.host import files, notify
 from appliance.host.journal import ERR, INFO, WARNING, Journal, message_id
 from appliance.policy.ladder import Place
+from appliance.wire.vllmfigures import merged
 from appliance.wire.vllmlog import Progress
 
 from .verdict import Verdict, exit_of
@@ -37,12 +38,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What vLLM was started with, for the supervisor: where, the flags that a ladder changes, what was changed."""
+    """What vLLM was started with, for the supervisor: where, the flags that a ladder changes, what was changed.
+
+    `planned` is what it should find when it divides memory (`planned.figures`), None where that cannot be told.
+    """
 
     place: Place = field(default_factory=Place)
     cuda: bool = False
     flags: Mapping[str, object] = field(default_factory=dict)
     changed: str = ""
+    planned: Mapping[str, object] | None = None
 
 
 class Report:
@@ -57,6 +62,7 @@ class Report:
         self.pid: int | None = None
         self.incident: str | None = None  # the incident that this run is a part of
         self._since = self.started
+        self._measured: dict[str, float] = {}
         self._notices: dict[str, dict[str, object]] = {}
         self._noticed: dict[str, float] = {}  # kind -> when it was last written
         self._journal = Journal("llm-engine")
@@ -85,6 +91,11 @@ class Report:
         if now - self._extended >= _EXTEND_EVERY_S:
             self._extended = now
             notify.extend_timeout(EXTENSION_S)
+
+    def measured(self, figures: Mapping[str, float]) -> None:
+        """vLLM said what it found when it divided memory."""
+        self._measured = merged(self._measured, figures)
+        self._write()
 
     def noticed(self, kind: str) -> None:
         """vLLM said something of a kind (`vllmlog.notice`); who judges its silence reads last time and count."""
@@ -164,6 +175,8 @@ class Report:
             "cuda": self.start.cuda,
             "flags": dict(self.start.flags),
             "changed": self.start.changed,
+            "planned": self.start.planned,
+            "measured": self._measured,
             "notices": self._notices,
         }
         self._replace(names.engine_state(self.identity.engine, self.identity.run), content)

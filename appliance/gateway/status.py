@@ -19,6 +19,7 @@ from .engines import Group, Replica, number_of, served_names, text_of
 from .throughput import LONG, SHORT, Running, running_events
 
 VERSION = 1
+FIGURES = ("weights_gib", "kv_gib", "kv_tokens", "at_once", "context")
 MOST_KEYS = 20  # whose use is told
 
 
@@ -293,10 +294,18 @@ def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[s
         "digest": replica.state.text("digest") or None,
         "pid": _whole(number_of(replica.state.value, "pid")),
         "ready": number_of(replica.state.value, "ready"),
+        **{key: _figures(replica.state.value.get(key)) for key in ("planned", "measured")},
         "in_flight": group.admission.in_flight(replica.name),
         "limit": group.admission.limit(replica.name),
         "limit_reason": replica.adaptive.reason if state.engines.adapts else "configured",
     }
+
+
+def _figures(value: object) -> dict[str, object] | None:
+    """What a start should find of its GPUs' memory, or found."""
+    told = value if isinstance(value, Mapping) else {}
+    found: dict[str, object] = {key: number for key in FIGURES if (number := number_of(told, key)) is not None}
+    return found or None
 
 
 def _whole(value: float | None) -> int | None:

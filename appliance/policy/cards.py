@@ -8,9 +8,12 @@ nvidia-smi's tables; cards with ECC are listed with ECC on, as they are delivere
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from appliance.quantity import UNKNOWN, Maybe
 
 GIB = 1 << 30
+RESERVED = GIB // 2  # what NVML counts and CUDA does not give; 0.4 to 0.6 GiB on cards of 24 to 141 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,14 @@ def find(name: str) -> Card | None:
         return exact
     same = [card for card in CARDS if _key(card.name, sized=False).removeprefix("rtx") == bare]
     return min(same, key=lambda card: card.memory) if same else None
+
+
+def of_gpu(name: str, memory: Maybe[int]) -> Card | None:
+    """The card of a GPU as its driver names it; `memory` is NVML's total in bytes."""
+    card = find(name)
+    if card is not None and memory is not UNKNOWN and not 0.9 < (memory - RESERVED) / card.memory < 1.1:
+        return replace(card, name=name, memory=memory - RESERVED)  # the same chip with other memory
+    return card
 
 
 def near(name: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ evenly from the architecture; `from_architecture` counts parameters, for checkpo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from appliance.architecture import DTYPE_BYTES, Architecture, Keeps, Quantisation
@@ -74,6 +74,15 @@ def _kind(name: str, count: int | None, tied: bool) -> str:
     if _WHOLE.search(name):
         return "whole"
     return "keys" if _KEYS.search(name) else "layers"
+
+
+def known(
+    tensors: Sequence[tuple[str, str, int]], total: int | None, source: str, model: Architecture
+) -> Weights | None:
+    """By what is known of a checkpoint: its tensors, else the sum of all, else the architecture."""
+    if tensors:
+        return from_tensors(tensors, model)
+    return from_architecture(model) if total is None else from_total(total, model, source)
 
 
 def from_total(total: int, model: Architecture, source: str) -> Weights:

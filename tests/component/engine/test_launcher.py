@@ -49,6 +49,8 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
         "flags": {"enforce_eager": True, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 512 << 20,
                   "max_model_len": 4096},
         "changed": "",
+        "planned": None,
+        "measured": {"kv_gib": 0.5, "kv_tokens": 23296.0, "context": 4096.0, "at_once": 5.69},
         "notices": {"line": state["notices"]["line"]},
     }  # fmt: skip
     assert state["notices"]["line"]["count"] > 1

@@ -49,7 +49,7 @@ def test_the_page_of_a_fleet_at_work() -> None:
         "chat-2  serving  2h     0         qwen",
         "",
         "ENGINE  RUNNING  QUEUED  TOK/S  FIRST TOKEN p50 / p95  KV CACHE",
-        "chat    3/64     2       812    0.21 s / 12 s          41 %",
+        "chat    3/64     2       812    213 ms / 12 s          41 %",
         "chat-2  0/64             0      -                      -",
         "",
         "KEY    RUNNING  TOKENS TODAY          THIS MONTH",
@@ -146,3 +146,16 @@ def test_requests_in_quarantine_are_told_with_the_way_out() -> None:
     assert "1 request is refused for up to an hour" in told(1) and "systemctl restart llm-gateway" in told(1)
     assert "2 requests are refused" in told(2)
     assert "refused" not in told(0) and "refused" not in "\n".join(lines({"gateway": {}}, NOW))
+
+
+def test_what_was_planned_stands_beside_what_vllm_found() -> None:
+    planned = {"weights_gib": 14.99, "kv_gib": 4.31, "kv_tokens": 35312, "at_once": 1.77, "context": 20000}
+    chat = {**CHAT, "planned": planned, "measured": {"weights_gib": 14.9888, "kv_gib": 3.81, "kv_tokens": 31232.0}}
+    page = shown(status(chat))
+    assert page[page.index("ENGINE  EACH GPU  WEIGHTS   KV CACHE  TOKENS  REQUESTS") :][:3] == [
+        "ENGINE  EACH GPU  WEIGHTS   KV CACHE  TOKENS  REQUESTS",
+        "chat    planned   15.0 GiB  4.3 GiB   35,312  1.8 of 20,000",
+        "        measured  15.0 GiB  3.8 GiB   31,232  -",
+    ]
+    for half in ({"planned": None, "measured": {"kv_gib": 1.0}}, {"planned": planned, "measured": {}}):
+        assert not any("EACH GPU" in line for line in shown(status({**CHAT, **half})))
