@@ -28,6 +28,7 @@ RUNGS = f"{SUPERVISOR_STATE}/rungs"  # NAME.json: what the supervisor changes ab
 RESTART_LEDGER = f"{SUPERVISOR_STATE}/ledger.json"
 RECOVERIES = f"{SUPERVISOR_STATE}/recoveries"  # a file NAME here: that engine is being taken down
 LEARNED = f"{SUPERVISOR_STATE}/learned.json"  # how engines' GPUs look when they work
+PLAN_ERRORS = f"{SUPERVISOR_STATE}/planerrors.json"  # how far plans were from what vLLM found
 GATEWAY_STATE = f"{STATE}/gateway"
 KEY_USE = f"{GATEWAY_STATE}/use.json"  # tokens of the day and the month, for each key
 CACHE = "/var/cache/llm-appliance"

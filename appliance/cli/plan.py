@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from appliance import names
 from appliance.config import placement, source
 from appliance.config.model import Config, Engine
 from appliance.errors import EXIT_FOUND, EXIT_OK, ConfigInvalid, Unreachable, UsageError
-from appliance.host import checkpoint, gpus, places
+from appliance.host import checkpoint, files, gpus, places
 from appliance.host.checkpoint import Checkpoint
-from appliance.policy import cards, fitting, kvcache, weights
+from appliance.policy import cards, fitting, kvcache, planerror, weights
 from appliance.policy.cards import Card
 from appliance.policy.engineoptions import of_flags, tokens
 from appliance.policy.fitting import Plan
@@ -75,7 +75,18 @@ def _judge(case: Case, args: argparse.Namespace) -> tuple[Plan, Weights | None]:
     model = found.architecture
     tensors = [(one.name, one.dtype, one.size) for one in found.tensors]
     size = weights.known(tensors, found.total, found.source, model)
-    return fitting.plan(model, size, case.cards, case.options, args.context or CONTEXTS), size
+    options = replace(case.options, corrections=_learned(case))
+    return fitting.plan(model, size, case.cards, options, args.context or CONTEXTS), size
+
+
+def _learned(case: Case) -> Mapping[tuple[int, int], int]:
+    """What starts of this model on such GPUs under the present runtime taught; root and the group may read it."""
+    where = places.from_environment()
+    listed = (files.read_json(where.under_state(names.PLAN_ERRORS)) or {}).get("errors")
+    read = [planerror.read(one) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    runtime = os.path.basename(os.path.realpath(where.under_state(names.CURRENT_RUNTIME)))
+    card = min(case.cards, key=lambda one: one.memory)
+    return planerror.corrections([one for one in read if one is not None], case.model, card.name, runtime)
 
 
 def _config(args: argparse.Namespace) -> Config:

@@ -57,6 +57,7 @@ def _memory(found: Sizing, weights: Weights | None) -> list[str]:
         ("peak of a step", found.overhead.activation, f"estimate: {batch}"),
         ("CUDA graphs", found.overhead.graphs, "estimate"),
         ("CUDA, NCCL", found.overhead.context, "estimate"),
+        *([("correction", found.correction, "learned from its last start")] if found.correction else []),
         ("KV cache", found.kv, "what is left" if found.kv > 0 else "nothing is left"),
     ]
     cells = [(name, _gib(size), why) for name, size, why in rows]
@@ -134,6 +135,7 @@ def _sizing_json(found: Sizing, weights: Weights | None) -> dict[str, object]:
         "activation": found.overhead.activation,
         "graphs": found.overhead.graphs,
         "context": found.overhead.context,
+        "correction": found.correction,
         "kv": found.kv,
         "kv_dtype": found.kv_dtype,
         "kv_bytes_per_token": found.cache.per_token if found.cache else None,

@@ -36,9 +36,11 @@ def planned(model: str, flags: Mapping[str, object], own: Sequence[str], gpu_sta
 
 
 def figures(plan: Sizing) -> dict[str, object]:
-    """A plan in the words and units of vLLM's own lines (`wire/vllmfigures`), with the card that it is for."""
+    """A plan in the words and units of vLLM's own lines (`wire/vllmfigures`), with what it is for."""
     told: dict[str, object] = {
         "gpu": plan.card.name,
+        "tp": plan.tp,
+        "pp": plan.pp,
         "weights_gib": round(plan.weights / GIB, 2),
         "kv_gib": round(plan.kv / GIB, 2),
     }

@@ -44,6 +44,7 @@ class Options:
     speculative: int = 0
     quantization: str = ""  # of a checkpoint that has none: vLLM shrinks it while loading
     offload: int = 0  # bytes of weights that stay in the host's memory, on each GPU
+    corrections: Mapping[tuple[int, int], int] = field(default_factory=dict)  # what starts taught (`planerror`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Sizing:
     share: int  # what vLLM may use
     weights: int
     overhead: Overhead
+    correction: int  # by how much an earlier start left more room than all this says, or less
     cache: Cache | None  # None: the model keeps nothing of a request
     kv: int  # left for the cache; negative when there is too little
     context: Maybe[int]  # the longest request that the model was made for, or that the operator asks for
@@ -121,7 +123,8 @@ def size(
         speculative=options.speculative,
     )
     cache = kvcache.layout(model, setting)
-    left = options.kv_cache_bytes if options.kv_cache_bytes is not None else share - held - beside.total
+    correction = options.corrections.get((tp, options.pp), 0) if options.kv_cache_bytes is None else 0
+    left = share - held - beside.total + correction if options.kv_cache_bytes is None else options.kv_cache_bytes
     fitting = {length: min(cache.concurrency(left, length), batch.requests) for length in contexts} if cache else {}
     return Sizing(
         tp=tp,
@@ -132,6 +135,7 @@ def size(
         share=share,
         weights=held,
         overhead=beside,
+        correction=correction,
         cache=cache,
         kv=left,
         context=model.context if options.max_model_len is None else options.max_model_len,

@@ -46,6 +46,7 @@ from .gpumemory import GpuMemory
 from .judges import Judges
 from .looks import KEPT_S
 from .observe import Observation, desired_of, observe, read_holds
+from .planerrors import PlanErrors
 from .recorder import Recorder
 from .recoveries import Recoveries
 from .telemetry import Telemetry
@@ -81,6 +82,7 @@ class Daemon:
         self._faults: dict[str, str] = {}  # what was told already, by subject
         self._memory = GpuMemory()
         self._drift = Watch(config_path)
+        self._plan_errors = PlanErrors(places.under_state(names.PLAN_ERRORS))
         self._draining: dict[str, float] = {}  # since when each engine is shown as draining
         self._ended: dict[str, str] = {}  # runs whose end was seen at the last look
 
@@ -233,7 +235,8 @@ class Daemon:
         if not self.observation.fault:
             self.telemetry.follow({d.instance: self.observation.groups.get(d.instance, "") for d in self.desired})
         self._memory.see(self.telemetry.nvml, STABLE_S)
-        self.complain("learned", self.judges.fault, "supervisor-fault", WARNING)
+        self._plan_errors.see(self.observation.plan_errors)
+        self.complain("learned", self.judges.fault or self._plan_errors.fault, "supervisor-fault", WARNING)
         faults = {f"no evidence: {what}": fault for what, fault in self.telemetry.faults.items()}
         for subject in [*faults, *(known for known in self._faults if known.startswith("no evidence: "))]:
             fault = faults.get(subject, "")

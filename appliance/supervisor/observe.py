@@ -17,8 +17,10 @@ from appliance.config.placement import gpus_of
 from appliance.errors import ApplianceError
 from appliance.host import files, modelstore, systemd
 from appliance.host.places import Places
+from appliance.policy import planerror
 from appliance.policy.failure import Exit, Verdict
 from appliance.policy.ladder import Facts, Place
+from appliance.policy.planerror import PlanError
 from appliance.policy.reconcile import ANY_GPU, Desired, Readiness, Seen, UnitState, share
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.units.render import engine_digest
@@ -36,6 +38,7 @@ class Observation:
     readiness: Readiness
     loads: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # instance -> (digest, seconds)
     groups: Mapping[str, str] = field(default_factory=dict)  # instance -> control group
+    plan_errors: tuple[PlanError, ...] = ()  # what the last starts showed of their plans
     runtime_failed: bool = False
     fault: str = ""
 
@@ -68,6 +71,7 @@ async def observe(config: Config | None, desired: Sequence[Desired], places: Pla
         fault = error.message
     now, monotonic = clock.wall(), clock.monotonic()
     seen, loads, groups = {}, {}, {}
+    errors: list[PlanError] = []
     for unit in units.values():
         instance = names.instance_of(unit.name)
         if instance is None:
@@ -77,13 +81,15 @@ async def observe(config: Config | None, desired: Sequence[Desired], places: Pla
         facts = _facts(instance, state, desired)
         seen[instance] = seen_of(unit, state, verdict, facts, now=now, monotonic=monotonic)
         groups[instance] = unit.control_group
+        if (taught := planerror.of_start(state)) is not None:
+            errors.append(taught)
         load = _load(state)
         if seen[instance].unit is UnitState.UP and load is not None:
             loads[instance] = load
     runtime = units.get(names.RUNTIME_UNIT)
     readiness = readiness_of(config, places, runtime)
     failed = runtime is not None and unit_state(runtime) is UnitState.FAILED
-    return Observation(seen, read_holds(places), readiness, loads, groups, failed, fault)
+    return Observation(seen, read_holds(places), readiness, loads, groups, tuple(errors), failed, fault)
 
 
 def unit_state(unit: systemd.Unit) -> UnitState:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.enginestage import LIMIT, Stage, alive, staged
+from tests.support.publishedlogs import LOGS
 from tests.support.waiting import wait_until
 
 
@@ -67,6 +68,29 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
     assert [message.get("READY") for message in messages][-1] == "1"
     assert sum("READY" in message for message in messages) == 1
     assert any("EXTEND_TIMEOUT_USEC" in message for message in messages)
+
+
+def test_a_start_on_gpus_is_planned_beside_what_vllm_says(stage: Stage) -> None:
+    (stage.home / "runtime/.complete").write_text('{"v": 1, "version": "0.32.0", "device": "cuda"}')
+    model, log = stage.home / "model", LOGS[0]
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(log.config))
+    index = {"metadata": {"total_size": log.checkpoint}, "weight_map": {"x": "model-1.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    gpu = {"uuid": "GPU-11111111-2222-3333-4444-555555555555", "name": "NVIDIA GeForce RTX 3090", "pci": "0000:65:00"}
+    (stage.home / "run/supervisor").mkdir(parents=True)
+    (stage.home / "run/supervisor/gpus.json").write_text(json.dumps({"v": 1, "gpus": [gpu]}))
+    stage.configure(
+        keys=f'model = "{model}"\ngpus = ["{gpu["uuid"]}"]\nserved_names = ["smollm2-135m"]',
+        vllm="max_model_len = 20000\nmax_num_batched_tokens = 20000\nmax_num_seqs = 4\ngpu_memory_utilization = 0.9",
+    )
+    stage.start()
+    state = stage.until("serving")
+    assert (state["planned"]["gpu"], state["planned"]["tp"], state["cuda"]) == ("RTX 3090", 1, True)
+    assert state["planned"]["weights_gib"] == pytest.approx(log.weights, abs=0.05)
+    assert state["planned"]["kv_gib"] == pytest.approx(log.kv, abs=0.7)
+    assert state["measured"]["kv_gib"] == 0.5  # of the log that is replayed
+    stop(stage)
 
 
 def test_a_rung_changes_the_start_that_it_was_made_for(stage: Stage) -> None:

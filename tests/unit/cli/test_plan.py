@@ -246,3 +246,21 @@ def test_what_is_not_known_is_said(machine: Path, tmp_path: Path, capsys: pytest
 def test_a_builtin_that_is_not_here(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, "--config", machine, "--model", "builtin:smollm2-135m", "--gpus", "L4")
     assert (status, "models pull" in err) == (3, True)
+
+
+def test_what_a_start_taught_is_in_the_next_plan(
+    machine: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", model, "--tp", "2")
+    _, (before,) = plans(capsys, *words)
+    assert before["sizing"]["correction"] == 0
+    learned = {"model": str(model), "gpu": "RTX 4090", "runtime": "current", "tp": 2, "pp": 1, "kv_gib": -1.5}
+    path = machine.parent / "state/supervisor/planerrors.json"
+    path.parent.mkdir(parents=True)
+    files.replace_json(path, {"errors": [{**learned, "runtime": "another"}, learned]})
+    _, (after,) = plans(capsys, *words)
+    assert after["sizing"]["kv"] - before["sizing"]["kv"] == after["sizing"]["correction"] == -1.5 * (1 << 30)
+    _, page, _ = run(capsys, *words)
+    assert "learned from its last start" in page
+    _, (other,) = plans(capsys, "--model", model, "--tp", "4")
+    assert other["sizing"]["correction"] == 0
