@@ -238,7 +238,7 @@ class Predecessor(asyncio.Protocol):
     def _hello(self, message: dict[str, Any]) -> None:
         host, now = self._host, clock.monotonic()
         self.pid = int(message["pid"])
-        self.events = message.get("events") or {}
+        self.events = _counts(message.get("events"))
         for number, key, tokens, since in message["holds"]:
             self._holds[number] = key, host.allowances.adopt(key, tokens, since)
         for call in message["calls"]:
@@ -325,6 +325,13 @@ class Predecessor(asyncio.Protocol):
     def _pulse(self, message: dict[str, Any]) -> None:
         self.pulse, self.events, self.pulse_at = (
             message.get("replicas", {}),
-            message.get("events", {}),
+            _counts(message.get("events")),
             clock.monotonic(),
         )
+
+
+def _counts(value: object) -> Mapping[str, int]:
+    """Events by replica; another version may tell them otherwise, and none are counted then."""
+    return (
+        {str(key): count for key, count in value.items() if isinstance(count, int)} if isinstance(value, dict) else {}
+    )

@@ -133,6 +133,7 @@ def test_status_without_a_gateway_tells_what_the_files_say(stage: Stage) -> None
     assert json.loads(call(stage, "status", "--json").stdout)["state"] == "unreachable"
 
 
+@pytest.mark.slow
 def test_an_edit_is_told_until_it_is_applied(stage: Stage) -> None:
     """By the supervisor, which knows what runs; `status` is shown it without a gateway, too."""
 

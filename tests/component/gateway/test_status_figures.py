@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from appliance.config.model import KeyLimits
 from appliance.host import keystore
 from tests.component.gateway.conftest import Start
@@ -20,6 +22,7 @@ def replica(gateway: Gateway) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_figures_of_an_engine_at_work_and_after(start: Start, engine: FakeEngine, tmp_path: Path) -> None:
     (tmp_path / "state/gateway").mkdir(parents=True)
     file = tmp_path / "keys.toml"

@@ -238,10 +238,13 @@ def test_another_version_may_say_less_or_more(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "sock"))
         hello = {"op": "hello", "pid": 7, "holds": [], "calls": [], "later": 1}
         facts = {"op": "fact", "seq": 1, "record": {"request_id": "r", "later": 1}}
-        for message in (hello, {"op": "pulse"}, {"op": "later"}, facts):
+        for message in (hello, {"op": "pulse"}, {"op": "pulse", "events": 5}, {"op": "later"}, facts):
             writer.write(json.dumps(message).encode() + b"\n")
         assert json.loads(await asyncio.wait_for(reader.readline(), 10)) == {"op": "ack", "seq": 1}
         assert newer.predecessors.status() == [{"pid": 7, "running": 0}] and newer.records == ["r"]
+        assert newer.predecessors.events() == {}
+        writer.write(b'{"op": "pulse", "events": {"chat": 5}}\n')
+        await until(lambda: newer.predecessors.events() == {"chat": 5})
         writer.close()
         await until(lambda: not newer.predecessors.connected)
         newer.predecessors.close()
