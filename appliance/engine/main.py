@@ -85,7 +85,7 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
         from .planned import planned  # an eighth of a second of modules that no other start needs
 
         gpu_state = places.Places(run=given.run).under_run(names.GPU_STATE)
-        expected = planned(plan.argv[2], plan.flags, gpus, gpu_state)
+        expected = planned(vllmmodels.own(engine), plan.argv[2], plan.flags, gpus, gpu_state)
     told = Start(place, device == "cuda", shown, changed.told, expected)
     report = Report(Identity(given.name, start, engine.model, served, given.run), told)
     _change(report, changed, f"{given.cache}/{given.name}")

@@ -17,10 +17,12 @@ from appliance.policy.sizing import Sizing
 from appliance.quantity import UNKNOWN
 
 
-def planned(model: str, flags: Mapping[str, object], own: Sequence[str], gpu_state: str) -> dict[str, object] | None:
-    """The figures for a model's directory, the flags of the start and the UUIDs of its GPUs; never raises."""
+def planned(
+    model: str, directory: str, flags: Mapping[str, object], own: Sequence[str], gpu_state: str
+) -> dict[str, object] | None:
+    """The figures for a model and its directory, the flags of the start and the UUIDs of its GPUs; never raises."""
     try:
-        found = checkpoint.from_directory(model)
+        found = checkpoint.from_directory(directory)
         card = _card(own, gpu_state)
         known = [(one.name, one.dtype, one.size) for one in found.tensors]
         size = weights.known(known, found.total, found.source, found.architecture)
@@ -30,7 +32,7 @@ def planned(model: str, flags: Mapping[str, object], own: Sequence[str], gpu_sta
         options = engineoptions.of_flags(flags, share if isinstance(share, float) else None)
         if sizing.value_bytes(options.kv_cache_dtype, found.architecture) is UNKNOWN:
             return None
-        return figures(sizing.size(found.architecture, size, card, options, tp=options.tp or 1))
+        return {"model": model} | figures(sizing.size(found.architecture, size, card, options, tp=options.tp or 1))
     except (ApplianceError, OSError, ValueError, ArithmeticError, LookupError, TypeError):
         return None
 

@@ -38,7 +38,7 @@ def of_start(state: Mapping[str, object]) -> PlanError | None:
     expected, found = planned.get("kv_gib"), measured.get("kv_gib")
     if not isinstance(expected, (int, float)) or not isinstance(found, (int, float)):
         return None
-    return read({**planned, "kv_gib": round(found - expected, 2), **{k: state.get(k) for k in ("model", "runtime")}})
+    return read({**planned, "kv_gib": round(found - expected, 2), "runtime": state.get("runtime")})
 
 
 def read(value: Mapping[str, object]) -> PlanError | None:

@@ -43,8 +43,8 @@ def test_an_engine_is_started_dies_and_comes_back(stage: Stage) -> None:
 def test_what_a_start_taught_about_its_plan_is_kept(stage: Stage) -> None:
     stage.start()
     stage.serving()
-    planned = {"gpu": "L4", "tp": 1, "pp": 1, "kv_gib": 10.0}
-    stage.started_with(model="org/x", runtime="0.32.0-cuda", planned=planned, measured={"kv_gib": 9.25})
+    planned = {"model": "org/x", "gpu": "L4", "tp": 1, "pp": 1, "kv_gib": 10.0}
+    stage.started_with(runtime="0.32.0-cuda", planned=planned, measured={"kv_gib": 9.25})
     path = stage.state / "supervisor/planerrors.json"
     (error,) = stage.wait(lambda: (files.read_json(path) or {}).get("errors"), "it is on disk")
     assert error == {"model": "org/x", "gpu": "L4", "runtime": "0.32.0-cuda", "tp": 1, "pp": 1, "kv_gib": -0.75}

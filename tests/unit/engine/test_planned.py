@@ -27,8 +27,8 @@ def stage(directory: Path, *gpus: dict[str, Any]) -> tuple[str, str]:
 
 def test_the_plan_of_a_start_is_near_what_vllm_said(tmp_path: Path) -> None:
     model, state = stage(tmp_path, GPU)
-    told = planned(model, FLAGS, ["GPU-a"], state)
-    assert told is not None and (told["gpu"], told["context"]) == ("RTX 3090", 20000)
+    told = planned("org/x", model, FLAGS, ["GPU-a"], state)
+    assert told is not None and (told["model"], told["gpu"], told["context"]) == ("org/x", "RTX 3090", 20000)
     said = LOGS[0]
     assert told["weights_gib"] == pytest.approx(said.weights, abs=0.05)
     assert told["kv_gib"] == pytest.approx(said.kv, abs=0.7)
@@ -47,7 +47,7 @@ def test_the_plan_of_a_start_is_near_what_vllm_said(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_told_is_none(tmp_path: Path, own: list[str], gpus: list[dict[str, Any]], what: str) -> None:
     model, state = stage(tmp_path, *gpus)
-    assert planned(model, FLAGS, own, state) is None, what
+    assert planned("org/x", model, FLAGS, own, state) is None, what
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_cannot_be_told_is_none(tmp_path: Path, own: list[str], gpus: list[
 def test_a_damaged_model_is_no_fault_here(tmp_path: Path, break_it: Any) -> None:
     model, state = stage(tmp_path, GPU)
     break_it(tmp_path)
-    assert planned(model, FLAGS, ["GPU-a"], state) is None
+    assert planned("org/x", model, FLAGS, ["GPU-a"], state) is None
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_damaged_model_is_no_fault_here(tmp_path: Path, break_it: Any) -> None
 )
 def test_odd_flags_never_raise(tmp_path: Path, flags: dict[str, object]) -> None:
     model, state = stage(tmp_path, GPU)
-    planned(model, flags, ["GPU-a"], state)
+    planned("org/x", model, flags, ["GPU-a"], state)
