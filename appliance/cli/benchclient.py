@@ -18,7 +18,7 @@ from appliance.policy.loadfigures import Request
 from appliance.wire import sse
 from appliance.wire.answerstream import AnswerReader, named_error
 from appliance.wire.chunked import ChunkDecoder, FramingError
-from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head, render_head
+from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head
 
 from .frontclient import Place
 
@@ -40,13 +40,13 @@ class Endpoint:
     def head(self, length: int, method: str = "POST", path: str = "") -> bytes:
         """A request head."""
         host = f"[{self.place.host}]" if ":" in self.place.host else self.place.host
-        fields = [("Host", f"{host}:{self.place.port}"), ("User-Agent", "llm-appliance-bench")]
-        fields += [("Accept-Encoding", "identity")]
+        lines = [f"{method} {self.place.prefix}{path or self.path} HTTP/1.1", f"Host: {host}:{self.place.port}"]
+        lines += ["User-Agent: llm-appliance-bench", "Accept-Encoding: identity"]
         if self.key:
-            fields.append(("Authorization", f"Bearer {self.key}"))
+            lines.append(f"Authorization: Bearer {self.key}")
         if method == "POST":
-            fields += [("Content-Type", "application/json"), ("Content-Length", str(length))]
-        return render_head(f"{method} {self.place.prefix}{path or self.path} HTTP/1.1", fields)
+            lines += ["Content-Type: application/json", f"Content-Length: {length}"]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
 
 
 @dataclass(slots=True)
