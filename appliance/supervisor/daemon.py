@@ -180,7 +180,7 @@ class Daemon:
         self._show(made)
         if self.settings.mode == "act" and not self.observation.fault:
             seen = self.observation.seen
-            suspected = {instance: seen[instance].run for instance in self.judges.suspected() if instance in seen}
+            suspected = {one: seen[one].run for one in self.judges.suspected() if one in seen}
             self.first_looks.follow(suspected, self.recoveries.runs)
             self._take_down()
             for action in made.actions:

@@ -107,7 +107,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Stage] = []
 
     def begin(*names: str) -> Stage:
-        made.append(Stage(tmp_path / "gateway", names or ("chat",)))
+        made.append(Stage(tmp_path / "g", names or ("chat",)))  # a socket's path is short
         return made[-1]
 
     yield begin

@@ -39,7 +39,7 @@ class Launcher:
             self.left.set()
 
 
-def test_each_silence_is_looked_at_once_and_who_is_cleared_is_forgotten(tmp_path: Path) -> None:
+def test_each_silence_is_looked_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         launcher, places = Launcher(), Places(str(tmp_path / "run"), str(tmp_path / "state"))
         path = names.engine_evidence("chat", places.run)
