@@ -179,8 +179,7 @@ class Daemon:
         made = self._plan()
         self._show(made)
         if self.settings.mode == "act" and not self.observation.fault:
-            seen = self.observation.seen
-            suspected = {one: seen[one].run for one in self.judges.suspected() if one in seen}
+            suspected = {one: seen.run for one in self.judges.suspected() if (seen := self.observation.seen.get(one))}
             self.first_looks.follow(suspected, self.recoveries.runs)
             self._take_down()
             for action in made.actions:
