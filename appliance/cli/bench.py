@@ -44,9 +44,9 @@ counted by kind and are in no time. The first event of a chat, which names its
 role, is no token here. A step ends after --requests or --duration, whichever
 comes first; by default after 8 requests of each client or 60 s.
 
-On a core of its own the load keeps every figure within 5 % up to about 10,000
-tokens a second, means and medians up to about 20,000. It measures how late it
-sees what has come, and says so where that is more than 5 % of the figures.
+On a core of its own means and medians are within 5 % up to about 10,000 tokens a
+second; of p99 the load's own lateness is a part. It measures how late it sees what
+has come, and says so where that is more than 5 % of the figures.
 
 Prompts are random words; their length is fitted by what the engine counts. Each
 run draws its own --seed: the same seed again would find its prompts in the

@@ -34,6 +34,8 @@ QWEN25_7B_BNB = attention(
     "qwen2", 28, 3584, 28, 4, 128, intermediate_size=18944, vocab_size=152064, max_position_embeddings=32768,
     quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
 )  # fmt: skip
+LLAMA2_7B = attention("llama", 32, 4096, 32, 32, 128, intermediate_size=11008, vocab_size=32000,
+                      max_position_embeddings=4096)  # fmt: skip
 LLAMA_8B = attention("llama", 32, 4096, 32, 8, 128, intermediate_size=14336, vocab_size=128256)
 QWEN3_14B = attention("qwen3", 40, 5120, 40, 8, 128, intermediate_size=17408, max_position_embeddings=40960)
 R1_QWEN_14B = attention("qwen2", 48, 5120, 40, 8, 128, intermediate_size=13824, vocab_size=152064)
@@ -122,6 +124,7 @@ LOGS = (
         checkpoint=2 * 8_030_261_248, batched=29000, notes={"total": 23.58, "share": 0.9, "requests": 4}),
     Log("vllm-project/vllm#10511", "H100", LLAMA3_8B, weights=14.96, checkpoint=2 * 8_030_261_248),
     Log("vllm-project/vllm#10511", "2x H100", LLAMA3_8B, tp=2, weights=7.48, checkpoint=2 * 8_030_261_248),
+    Log("vllm-project/vllm#6234", "1 GPU", LLAMA2_7B, weights=12.5562, checkpoint=2 * 6_738_415_616),
     Log("vllm-project/vllm#13882", "RTX 4060", QWEN25_7B_BNB, length=4096, kv=-1.05, weights=5.2032, batched=4096,
         notes={"total": 8.0, "share": 0.7, "requests": 256}),
     Log("LMCache/LMCache#1739", "1 GPU", QWEN3_14B, length=32768, kv=6.51, tokens=42656),
