@@ -74,10 +74,12 @@ cp etc/config.toml "$tree/"
 # (As CHANGELOG.md, dh_installchangelogs would take it for Debian's own.)
 cp CHANGELOG.md "$tree/NEWS.md"
 echo NEWS.md >"$tree/debian/llm-appliance.docs"
-if [ -e README.md ]; then
-    cp README.md "$tree/"
-    echo README.md >>"$tree/debian/llm-appliance.docs"
-fi
+for readme in README.md README.zh-CN.md; do
+    if [ -e "$readme" ]; then
+        cp "$readme" "$tree/"
+        echo "$readme" >>"$tree/debian/llm-appliance.docs"
+    fi
+done
 mkdir -p "$tree/examples"
 cp etc/reference.toml "$tree/examples/config.toml"
 cp packaging/examples/* "$tree/examples/"

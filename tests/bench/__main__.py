@@ -19,7 +19,7 @@ from tests.support import provisions
 from . import measures, report, session
 from .scenarios import NAMES, Row
 
-README = provisions.ROOT / "README.md"
+READMES = (provisions.ROOT / "README.md", provisions.ROOT / "README.zh-CN.md")
 SHORT, INTERRUPTED = 1, 130
 BAD = ("short", "failed")
 
@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> int:
     print(report.table([verdict for verdict in verdicts if verdict.word != "not run"]))
     _write(options.json, rows, about)
     if options.readme and not status:
-        report.write_readme(README, report.markdown(verdicts, about, len(found.reps)))
+        text = report.markdown(verdicts, about, len(found.reps))
+        for path in READMES:
+            report.write_readme(path, text)
     return status or (SHORT if any(verdict.word in BAD for verdict in verdicts) else 0)
 
 
@@ -70,7 +72,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured, as it comes")
     parser.add_argument("--add", action="store_true", help="keep the runs that FILE holds, and add to them")
     parser.add_argument("--show", action="store_true", help="run nothing: the table of FILE")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    parser.add_argument("--readme", action="store_true", help="put the table into README.md and README.zh-CN.md")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.scenarios) - set(NAMES))
     if unknown:

@@ -132,8 +132,9 @@ def test_the_readme_gets_the_table_and_keeps_the_rest(tmp_path: Path) -> None:
         report.write_readme(path, text)
 
 
-def test_our_readme_has_the_place() -> None:
-    text = __main__.README.read_text()
+@pytest.mark.parametrize("path", __main__.READMES, ids=lambda path: path.name)
+def test_our_readmes_have_the_place(path: Path) -> None:
+    text = path.read_text()
     assert text.index(report.BEGIN) < text.index(report.END)
 
 

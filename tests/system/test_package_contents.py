@@ -68,6 +68,7 @@ def test_units_and_what_goes_with_them_have_their_places(files: dict[str, str]) 
         "usr/share/doc/llm-appliance/examples/nginx.conf",
         "usr/share/doc/llm-appliance/examples/Caddyfile",
         "usr/share/doc/llm-appliance/README.md",
+        "usr/share/doc/llm-appliance/README.zh-CN.md",
         "usr/share/man/man1/llm-appliance.1.gz",
         "usr/share/bash-completion/completions/llm-appliance",
         "usr/share/zsh/vendor-completions/_llm-appliance",
