@@ -203,7 +203,7 @@ def parser_of(word: str) -> Parser:
 
 
 def _add_shared(parser: argparse.ArgumentParser, has_json: bool) -> None:
-    """`--config` and `--json` for a parser and all below it, where the verb has not put its own."""
+    """`--config` and `--json` for a parser and all below it, where the verb has not put its own; no half options."""
     known = {option for action in parser._actions for option in action.option_strings}
     if "--config" not in known:
         parser.add_argument(
@@ -217,6 +217,7 @@ def _add_shared(parser: argparse.ArgumentParser, has_json: bool) -> None:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in {id(child): child for child in action.choices.values()}.values():
+                child.allow_abbrev = False  # it does not come down by itself
                 _add_shared(child, has_json)
 
 

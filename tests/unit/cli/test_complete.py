@@ -130,3 +130,8 @@ def test_zsh(tmp_path: Path, config: Path) -> None:
     assert offered("restart", "em") == ["embed:builtin:minilm-l6-v2"]
     assert offered("check", "conf") == ["FILES"]
     assert offered("nothing", "") == []
+
+
+def test_no_verb_of_a_verb_takes_half_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "create", "alice", "--daily-token", "5"]) == 2
+    assert "--daily-token" in capsys.readouterr().err
