@@ -1,35 +1,28 @@
 """`bench --tune`: what follows from a ladder, shown as a drop-in and written after asking.
 
-The drop-in replaces the one of a former run. Were the configuration invalid with it, what was there comes back.
+What a former run has written, and this one does not derive anew, is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from appliance import names
 from appliance.config import source
 from appliance.config.model import Config, Engine
 from appliance.errors import ConfigInvalid, Failed, Unreachable, UsageError
-from appliance.host import files
 from appliance.policy import tuning
 from appliance.policy.loadladder import Best
 from appliance.policy.tuning import Setting, Tuning
 
-from . import output
+from . import dropin, output
 from .benchrun import Bench
 
 NAME = "90-bench.toml"
-
-
-def path_of(config_path: str) -> Path:
-    """Where the drop-in lies."""
-    return Path(config_path).parent / names.DROPIN_DIRECTORY / NAME
 
 
 def check(args: argparse.Namespace) -> None:
@@ -39,7 +32,7 @@ def check(args: argparse.Namespace) -> None:
     found = source.load(args.config)
     if found.config is None:
         raise ConfigInvalid(found.problems)
-    directory = path_of(args.config).parent
+    directory = dropin.path_of(args.config, NAME).parent
     there = directory if directory.exists() else directory.parent
     if not os.access(there, os.W_OK):
         raise Unreachable(f"{there} cannot be written", hint="run the command as root (sudo)")
@@ -61,43 +54,40 @@ def settle(args: argparse.Namespace, config: Config | None, bench: Bench, best: 
         tell("Nothing to change.")
         return _told(found, None)
     head = (f"Written by llm-appliance bench --tune, {time.strftime('%Y-%m-%d')}.", bench.title())
-    path, text = path_of(args.config), tuning.dropin(found.settings, bench.engine.name, head)
+    path = dropin.path_of(args.config, NAME)
+    text = document(path, found, bench.engine.name, head)
     tell(f"\n{path}:\n\n" + "".join(f"    {line}\n" if line else "\n" for line in text.splitlines()))
-    if not (args.yes or _agreed(path, args.json)):
+    if not args.yes and (args.json or not dropin.agreed(path)):
+        output.note("not written (--yes writes it without asking)")
         return _told(found, None)
-    _write(args.config, path, text.encode())
+    dropin.write(args.config, path, text)
     for overridden in _overridden(args.config, bench.engine, found):
         tell(f"note: {overridden}")
     tell("Written. To make it take effect: llm-appliance apply")
     return _told(found, path)
 
 
-def _agreed(path: Path, as_json: bool) -> bool:
-    if as_json or not sys.stdin.isatty():
-        output.note("not written: nobody can be asked here (--yes writes it)")
-        return False
-    try:
-        answer = input(f"write {path}? [y/N] ")
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        output.note("not written")
-        return False
-    return True
+def document(path: Path, found: Tuning, engine: str, head: Sequence[str]) -> str:
+    """The drop-in: what was derived, and what former runs wrote into it that this one does not derive anew."""
+    former: Any = source.load(str(path)).raw
+    new = {one.path for one in found.settings}
+    settings = [*found.settings]
+    settings += _kept("gateway.admission", former.get("gateway", {}).get("admission", {}), new)
+    others = ""
+    for one in former.get("engine", ()):
+        name, flags = one.get("name", "default"), one.get("vllm", {})
+        if name == engine:
+            settings += _kept("engine.vllm", flags, new)
+        elif kept := _kept("engine.vllm", flags):
+            others += tuning.dropin(kept, name, ())
+    return tuning.dropin(settings, engine, head) + others
 
 
-def _write(config_path: str, path: Path, content: bytes) -> None:
-    before = path.read_bytes() if path.exists() else None
-    path.parent.mkdir(mode=0o755, exist_ok=True)
-    files.replace(path, content)
-    found = source.load(config_path)
-    if found.config is not None:
-        return
-    if before is None:
-        path.unlink()
-    else:
-        files.replace(path, before)
-    raise ConfigInvalid(found.problems)
+def _kept(section: str, table: Mapping[str, object], new: Container[str] = ()) -> list[Setting]:
+    """Whole numbers of a table of the file, which are all that is ever written, but those that are written anew."""
+    paths = {f"{section}.{key}": value for key, value in table.items()}
+    return [Setting(path, value, value, "of a former run") for path, value in paths.items()
+            if type(value) is int and path not in new]  # fmt: skip
 
 
 def _overridden(config_path: str, engine: Engine, found: Tuning) -> list[str]:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from itertools import combinations
-from pathlib import Path
 
-from appliance import names
-from appliance.config import snapshot, source
+from appliance.config import snapshot
 from appliance.config.model import Config
-from appliance.errors import Failed, Unreachable
+from appliance.errors import Failed
 from appliance.gpufacts import ReadSpeed, Smi, Tried
-from appliance.host import files, places
+from appliance.host import places
 from appliance.host.checkup import deep as trials
 from appliance.host.command import Late, Silent
 from appliance.hostfacts import HostFacts, ModelFiles, NotKnown
@@ -26,13 +23,13 @@ from appliance.policy.checkup.deep import Setting
 from appliance.policy.finding import Finding, Verdict
 from appliance.quantity import UNKNOWN
 
-from . import output
+from . import dropin, output
 
 DROPIN = "80-doctor.toml"
 
 
 def look(facts: HostFacts, config: Config) -> tuple[list[Finding], tuple[Setting, ...]]:
-    """The findings, and the settings that engines lack."""
+    """The findings, and where an engine lacks a setting all that engines need: what is written replaces what was."""
     tried, why = _links(facts)
     spans = {engine.name: gpus for engine in config.engines for name, gpus in links.spans(facts).items()
              if name in engine.instances}  # fmt: skip
@@ -41,7 +38,7 @@ def look(facts: HostFacts, config: Config) -> tuple[list[Finding], tuple[Setting
     found = [Finding(deep.LINKS, Verdict.SKIPPED, why)]
     if tried:
         found = deep.links(tried, needed, settled=bool(wanted) and not needed)
-    return [*found, *_disks(facts)], needed
+    return [*found, *_disks(facts)], wanted if needed else ()
 
 
 def _has(config: Config, setting: Setting) -> bool:
@@ -106,35 +103,12 @@ async def _read(path: str) -> ReadSpeed | NotKnown:
 
 
 def write(settings: tuple[Setting, ...], config_path: str, *, sure: bool) -> None:
-    """The settings as a drop-in of the configuration, which must stay valid. Raises Failed, Unreachable."""
-    path = os.path.join(os.path.dirname(os.path.abspath(config_path)), names.DROPIN_DIRECTORY, DROPIN)
-    if not sure and not _agreed(path):
+    """The settings as a drop-in of the configuration. Raises Failed, Unreachable."""
+    path = dropin.path_of(config_path, DROPIN)
+    if not sure and not dropin.agreed(path):
         raise Failed("nothing was written", hint="--yes writes it without asking")
-    if source.load(config_path).config is None:
-        raise Failed("nothing was written: the configuration has errors", hint="llm-appliance check")
-    text = f"# Written by llm-appliance doctor --deep on {time.strftime('%Y-%m-%d')}, after trials of the GPUs.\n"
+    head = f"# Written by llm-appliance doctor --deep on {time.strftime('%Y-%m-%d')}, after trials of the GPUs.\n"
     raw = {"engine": [{"name": each.engine, **({"env": dict(each.env)} if each.env else {}), "vllm": dict(each.flags)}
                       for each in settings]}  # fmt: skip
-    try:
-        before = Path(path).read_bytes() if os.path.exists(path) else None
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        files.replace(path, (text + snapshot.document(raw)).encode())
-    except PermissionError as error:
-        raise Unreachable(f"{path} cannot be written", hint="sudo llm-appliance doctor --deep --write") from error
-    found = source.load(config_path)
-    if found.config is None:
-        if before is None:
-            os.unlink(path)
-        else:
-            files.replace(path, before)
-        raise Failed(f"nothing was written: {found.errors[0]}", hint="write the settings into the file by hand")
+    dropin.write(config_path, path, head + snapshot.document(raw))
     output.note(f"{path} written; llm-appliance apply makes it take effect")
-
-
-def _agreed(path: str) -> bool:
-    if not (sys.stdin.isatty() and output.is_terminal()):
-        return False
-    try:
-        return input(f"write them to {path}? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
