@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from appliance import clock, names
 from appliance.config.model import Auto, Config, Engine
@@ -274,9 +274,9 @@ class Engines:
         )  # fmt: skip
 
     def _is_suspect(self, replica: Replica, epoch: float) -> bool:
-        told = self.fleet.number("at")
-        fresh = told is not None and abs(epoch - told) < SUSPECT_FOR
-        return fresh and self.seen(replica).suspect
+        at = self.fleet.number("at")
+        fresh = at is not None and abs(epoch - at) < SUSPECT_FOR
+        return fresh and self.told(replica.name).get("suspect") is True
 
     @property
     def adapts(self) -> bool:
@@ -292,12 +292,15 @@ class Engines:
         rested = replica.failed_at is None or now - replica.failed_at > FAILED_FOR
         return serves(self.seen(replica)) and (rested or replica.remote)
 
+    def told(self, replica: str) -> Mapping[str, object]:
+        """What the supervisor says of a replica; empty where it says nothing."""
+        engines = self.fleet.value.get("engines")
+        found = engines.get(replica) if isinstance(engines, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
     def seen(self, replica: Replica) -> Seen:
         """All that is known of a replica."""
-        engines = self.fleet.value.get("engines")
-        raw = engines.get(replica.name) if isinstance(engines, dict) else None
-        fleet = cast("dict[str, object]", raw) if isinstance(raw, dict) else {}
-        state = replica.state
+        fleet, state = self.told(replica.name), replica.state
         return Seen(
             replica=replica.name,
             remote=replica.remote,
@@ -310,7 +313,6 @@ class Engines:
             reason=text_of(fleet, "reason"),
             load_s=number_of(fleet, "load_s"),
             not_before=number_of(fleet, "not_before"),
-            suspect=fleet.get("suspect") is True,
         )
 
     def runtime_seen(self) -> RuntimeSeen:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from appliance import clock
 from appliance.errors import ApiError
@@ -129,13 +128,11 @@ class Quarantines:
 
     def look(self, engines: Engines) -> None:
         """Hear of deaths."""
-        told = engines.fleet.value.get("engines")
         for name, group in engines.groups.items():
             for replica in group.replicas:
-                entry = told.get(replica) if isinstance(told, Mapping) else None
-                death = entry.get("death") if isinstance(entry, Mapping) else None
+                death = engines.told(replica).get("death")
                 if isinstance(death, Mapping):
-                    self._hear(name, replica, cast("Mapping[str, object]", death))
+                    self._hear(name, replica, death)
         for gone in set(self._engines) - set(engines.groups):
             if not self._engines[gone].open:
                 del self._engines[gone]

@@ -271,10 +271,7 @@ def _engine(
 
 
 def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[str, object]:
-    seen = state.engines.seen(replica)
-    raw = state.engines.fleet.value.get("engines")
-    fleet = raw.get(replica.name) if isinstance(raw, Mapping) else None
-    fleet = fleet if isinstance(fleet, Mapping) else {}
+    seen, fleet = state.engines.seen(replica), state.engines.told(replica.name)
     return {
         "name": replica.name,
         "remote": replica.remote,

@@ -42,7 +42,6 @@ class Seen:
     reason: str = ""
     load_s: float | None = None
     not_before: float | None = None
-    suspect: bool = False  # the supervisor suspects a hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +55,11 @@ class RuntimeSeen:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """What a call is refused with. `retryable` False: waiting alone will not help."""
+    """What a call is refused with."""
 
     code: str
     message: str
     retry_after: float
-    retryable: bool = True
 
 
 def serves(seen: Seen) -> bool:
@@ -75,7 +73,7 @@ def unavailable(model: str, seens: Sequence[Seen], runtime: RuntimeSeen, now: fl
     """Why no replica of a model serves; `now` is epoch seconds. The nearest one to serving is described."""
     if seens and all(seen.state == "held" for seen in seens):
         reason = next((seen.reason for seen in seens if seen.reason), "it was held")
-        return Unavailable("engine_held", f"the engine for {model} is held: {reason}", HELD_WAIT, False)
+        return Unavailable("engine_held", f"the engine for {model} is held: {reason}", HELD_WAIT)
     open_ = [seen for seen in seens if seen.state != "held"]
     waits = [(_wait(seen, runtime, now), seen) for seen in open_]
     wait, seen = min(waits, key=lambda pair: pair[0], default=(FIRST_WAIT, Seen(replica="")))

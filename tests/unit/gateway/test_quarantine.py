@@ -22,8 +22,9 @@ class World:
         self.listener = Listener(directory / "journal")
         self.quarantines = Quarantines(self.listener.journal)
         self.replica: Any = SimpleNamespace(name="chat", start="")
+        self.told: dict[str, object] = {}
         self.engines: Any = SimpleNamespace(
-            groups={"chat": SimpleNamespace(replicas={"chat": self.replica})}, fleet=SimpleNamespace(value={})
+            groups={"chat": SimpleNamespace(replicas={"chat": self.replica})}, told=lambda _: self.told
         )
 
     def call(self, body: bytes = BODY, path: str = "/v1/completions") -> Watch:
@@ -39,7 +40,7 @@ class World:
             watch.ended(Finish(End.LOST), 0)
             watch.close()
         death = {"start": run, "at": clock.wall(), "cause": "cuda-fault"}
-        self.engines.fleet.value = {"engines": {"chat": {"death": death}}}
+        self.told = {"death": death}
         self.quarantines.look(self.engines)
         self.quarantines.look(self.engines)  # which is no news
 

@@ -54,4 +54,3 @@ def test_what_is_told(seens: list[Seen], runtime: RuntimeSeen, code: str, words:
     told = unavailable("m", seens, runtime, NOW)
     assert (told.code, told.retry_after) == (code, wait)
     assert words in told.message and "m" in told.message
-    assert told.retryable == (code != "engine_held")
