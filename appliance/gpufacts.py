@@ -83,10 +83,8 @@ class SmiGpu:
     busy: Maybe[float] = UNKNOWN  # percent
     temperature: Maybe[float] = UNKNOWN
     used_mib: Maybe[float] = UNKNOWN
-    total_mib: Maybe[float] = UNKNOWN
     fabric: str = ""  # state of the NVLink fabric; empty: not part of one
     compute_mode: str = ""
-    mig: Maybe[bool] = UNKNOWN
     processes: Maybe[tuple[GpuProcess, ...]] = UNKNOWN
     error: str = ""
 
@@ -122,9 +120,12 @@ class Infiniband:
     ports: Mapping[str, str] = field(default_factory=dict)
 
 
+NCCL, WITHOUT_P2P, COPY = "nccl", "nccl-without-p2p", "copy"  # ways of working together; COPY: from memory to memory
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """Work that two GPUs did together. `way`: `nccl`, `nccl-without-p2p`, `copy` (from memory to memory).
+    """Work that two GPUs did together, in one `way`.
 
     `outcome`: `works`, `hangs` (killed at its deadline), `wrong` (other numbers arrived than were sent), `fails`.
     """

@@ -40,7 +40,6 @@ class Memory:
     available: int
     swap: int = 0
     swap_used: int = 0
-    swappiness: Maybe[int] = UNKNOWN
     oom_kills: Maybe[int] = UNKNOWN  # since boot, of everybody's processes
     stalled: Maybe[float] = UNKNOWN  # percent of the last minute in which something waited for memory
     disk_stalled: Maybe[float] = UNKNOWN  # the same for disks

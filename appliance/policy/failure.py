@@ -131,8 +131,8 @@ def failure_of(end: Exit, verdict: Verdict | None = None, evidence: Evidence = E
         hardware_of(evidence)
         or _of_host_memory(end, said, evidence)
         or _of_shared_memory(said, evidence)
-        or _of_launcher(said, serving, verdict, evidence)
-        or _of_program(said, verdict, evidence)
+        or _of_launcher(said, serving, evidence)
+        or _of_program(said, evidence)
         or _of_status(end, said, serving)
     )
     if verdict is not None and verdict.message.strip() and found.cause == said:
@@ -236,7 +236,7 @@ def _of_shared_memory(said: str, evidence: Evidence) -> Failure | None:
     return None
 
 
-def _of_launcher(said: str, serving: bool, verdict: Verdict | None, evidence: Evidence) -> Failure | None:
+def _of_launcher(said: str, serving: bool, evidence: Evidence) -> Failure | None:
     """The launcher's cause, with what its log could not know."""
     if not serving and said in _CARRIERS | _DEVICE_ERRORS and evidence.nvml_code in (MISMATCH, NOT_LOADED):
         fault = gpu_reading((), evidence.owner, code=evidence.nvml_code)
@@ -273,7 +273,7 @@ def _of_holders(said: str, holders: Sequence[Holder]) -> Failure:
     return _plain(said)
 
 
-def _of_program(said: str, verdict: Verdict | None, evidence: Evidence) -> Failure | None:
+def _of_program(said: str, evidence: Evidence) -> Failure | None:
     """What stops a process behind the launcher's back."""
     if evidence.unkillable:
         left = ", ".join(f"{process.name or 'a process'} ({process.pid})" for process in evidence.unkillable)

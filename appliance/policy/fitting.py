@@ -92,7 +92,7 @@ def plan(
     refusals = _refusals(model, checkpoint, found, options, len(cards))
     if refusals:
         return Plan(verdict="does not fit", sizing=found, refusals=tuple(refusals), notes=notes)
-    return Plan(verdict="fits", sizing=found, lines=_lines(model, found, options, len(cards)), notes=notes)
+    return Plan(verdict="fits", sizing=found, lines=_lines(model, found, options), notes=notes)
 
 
 def _notes(model: Architecture, cards: tuple[Card, ...], card: Card) -> tuple[str, ...]:
@@ -285,7 +285,7 @@ def _room(model: Architecture, checkpoint: Weights, found: Sizing, options: Opti
     return tuple(ways) or ("a smaller model, or cards with more memory",)
 
 
-def _lines(model: Architecture, found: Sizing, given: Options, cards: int) -> tuple[Line, ...]:
+def _lines(model: Architecture, found: Sizing, given: Options) -> tuple[Line, ...]:
     """The settings that differ from vLLM's own choice, each with its reason."""
     lines = []
     if found.tp > 1:

@@ -59,7 +59,6 @@ class Desired:
 
     instance: str
     engine: str
-    model: str
     digest: str
     gpus: frozenset[str] = frozenset({ANY_GPU})
     min_model_len: int = 0

@@ -56,7 +56,7 @@ def desired_of(config: Config | None) -> tuple[Desired, ...]:
         on_cpu = config.runtime.device == "cpu"
         digest = engine_digest(config, instance)
         gpus = frozenset() if on_cpu else gpus
-        made.append(Desired(instance, engine.name, engine.model, digest, gpus, engine.min_model_len))
+        made.append(Desired(instance, engine.name, digest, gpus, engine.min_model_len))
     return tuple(made)
 
 

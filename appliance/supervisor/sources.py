@@ -79,7 +79,7 @@ def sources(subject: Subject) -> dict[str, Source]:
         "processes.txt": lambda: _processes(subject),
         "shm.txt": lambda: ask_launcher(subject, "shm"),
         "lines.log": lambda: _lines(subject),
-        "metrics.txt": lambda: _http(subject, names.engine_socket(subject.engine, subject.places.run), "/metrics",
+        "metrics.txt": lambda: _http(names.engine_socket(subject.engine, subject.places.run), "/metrics",
                                      "metrics.txt"),
         "ledger.json": lambda: _ledger(subject),
         "timeline.jsonl": lambda: _timeline(subject),
@@ -166,7 +166,7 @@ async def _lines(subject: Subject) -> Found:
     return {"lines.log": text + "\n" * (not text.endswith("\n"))}
 
 
-async def _http(subject: Subject, socket: str, route: str, name: str) -> Found:
+async def _http(socket: str, route: str, name: str) -> Found:
     """One answer of a server on a unix socket."""
     try:
         status, body = await unixhttp.get_async(socket, route, deadline_s=ANSWER_S, limit=LOG_BYTES)
@@ -179,7 +179,7 @@ async def _http(subject: Subject, socket: str, route: str, name: str) -> Found:
 
 async def _ledger(subject: Subject) -> Found:
     """The gateway's open calls at this engine: counts, silences and ids."""
-    told = await _http(subject, subject.places.under_run(names.GATEWAY_SOCKET), "/ledger", "ledger.json")
+    told = await _http(subject.places.under_run(names.GATEWAY_SOCKET), "/ledger", "ledger.json")
     try:
         engines = json.loads(told["ledger.json"]).get("engines", {})
     except (ValueError, AttributeError):

@@ -30,10 +30,10 @@ _NOT_DOWNSTREAM = HOP_BY_HOP | _words(
     "x-ratelimit-limit-tokens x-ratelimit-remaining-tokens x-ratelimit-reset-tokens"
 )
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 HEAD_LIMIT = 65536
 FIELD_LIMIT = 64  # fields of a response: a client's own limit may be a hundred
+TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # a field's name
 LENGTH_DIGITS = 15  # of a Content-Length; a longer one counts nothing that exists
 
 
@@ -95,7 +95,7 @@ def parse_head(block: bytes) -> ResponseHead:
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         # A bare CR, LF or NUL in a value would end the field early for a careless reader behind us.
-        if not colon or not _TOKEN.fullmatch(name) or _CONTROL.search(value):
+        if not colon or not TOKEN.fullmatch(name) or _CONTROL.search(value):
             raise BadHead("the engine sent a broken header field")
         fields.append((name.lower(), value.strip(" \t")))
     return _framed(int(code), version, tuple(fields))

@@ -55,7 +55,7 @@ def _refused(text: str) -> Smi:
 
 
 def _gpu(gpu: ElementTree.Element) -> SmiGpu:
-    memory, volatile = "fb_memory_usage", "ecc_errors/volatile"
+    volatile = "ecc_errors/volatile"
     uncorrected = [
         figure
         for name in ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded",
@@ -77,11 +77,9 @@ def _gpu(gpu: ElementTree.Element) -> SmiGpu:
         slowed=tuple(_slowed(gpu)),
         busy=_number(gpu, "utilization/gpu_util"),
         temperature=_number(gpu, "temperature/gpu_temp"),
-        used_mib=_number(gpu, f"{memory}/used"),
-        total_mib=_number(gpu, f"{memory}/total"),
+        used_mib=_number(gpu, "fb_memory_usage/used"),
         fabric=_word(gpu, "fabric/state"),
         compute_mode=_word(gpu, "compute_mode"),
-        mig=_switch(gpu, "mig_mode/current_mig"),
         processes=_processes(gpu),
     )
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .headers import LENGTH_DIGITS, TOKEN
+
 HEAD_LIMIT = 65536  # bytes of a head
 LINE_LIMIT = 16384
 FIELD_LIMIT = 128
-LENGTH_DIGITS = 15  # of a Content-Length; a longer one counts nothing that exists
 
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_ENDS_AND_TEXT = bytes(code for code in range(256) if code >= 32 and code != 127) + b"\t\r\n"
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 _AUTHORITY = re.compile(r"(?:[^@/?#\[\]]*@)?(?:\[[0-9A-Fa-f:.]+\]|[^@:/?#\[\]]+)(?::([0-9]{1,5}))?")
@@ -105,7 +105,7 @@ def parse_request_head(block: bytes) -> RequestHead:
 @lru_cache(maxsize=1024)
 def _name(name: str) -> str:
     """A field's name in lower case; most clients send the same few."""
-    if not _TOKEN.fullmatch(name):
+    if not TOKEN.fullmatch(name):
         raise BadRequest("the name of a header field is no token")
     return name.lower()
 

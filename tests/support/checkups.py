@@ -25,7 +25,7 @@ def told(number: int, **changes: object) -> SmiGpu:
     given: dict[str, object] = {
         "pci": f"0000:{number + 1:02x}:00", "uuid": f"GPU-{number}", "name": "NVIDIA Test", "persistence": True,
         "ecc": True, "uncorrected": 0, "remapped": (0, 0, False, False), "busy": 0.0, "temperature": 40.0,
-        "used_mib": 10.0, "total_mib": 81920.0, "processes": (),
+        "used_mib": 10.0, "processes": (),
     }  # fmt: skip
     return SmiGpu(**{**given, **changes})  # type: ignore[arg-type]
 

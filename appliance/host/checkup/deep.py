@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from appliance import names
-from appliance.gpufacts import ReadSpeed, Tried
+from appliance.gpufacts import COPY, NCCL, WITHOUT_P2P, ReadSpeed, Tried
 from appliance.host import ownprogram
 from appliance.host.access import account
 from appliance.host.command import Late, Silent, output_of
 from appliance.quantity import UNKNOWN, Maybe
 
 PROGRAM = Path(__file__).resolve().parents[2] / "runtime/inside/allreduce.py"
-NCCL, WITHOUT_P2P, COPY = "nccl", "nccl-without-p2p", "copy"
 TRIAL_S = 60.0  # importing torch takes some of it; a link that works needs a second
 READ_BYTES, READ_S = 2 << 30, 5.0
 MOST_BYTES = 1 << 16

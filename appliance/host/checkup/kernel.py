@@ -29,7 +29,6 @@ def memory(proc: str = PROC) -> Memory:
         available=found.get("MemAvailable", 0),
         swap=found.get("SwapTotal", 0),
         swap_used=found.get("SwapTotal", 0) - found.get("SwapFree", 0),
-        swappiness=_number(f"{proc}/sys/vm/swappiness"),
         oom_kills=UNKNOWN if killed is None else killed,
         stalled=procsys.stalled(read_text(f"{proc}/pressure/memory")),
         disk_stalled=procsys.stalled(read_text(f"{proc}/pressure/io")),

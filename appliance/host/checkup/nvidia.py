@@ -167,6 +167,5 @@ def _of_board(gpu: dict[str, Any]) -> SmiGpu:
         busy=figure("util"),
         temperature=figure("temp_c"),
         used_mib=figure("mem_used_mib"),
-        total_mib=figure("mem_total_mib"),
         error=gpu.get("error") or "",
     )

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from appliance.gpufacts import ReadSpeed, Tried
+from appliance.gpufacts import COPY, NCCL, WITHOUT_P2P, ReadSpeed, Tried
 from appliance.hostfacts import NotKnown
 from appliance.policy.finding import Finding, Verdict
 from appliance.quantity import UNKNOWN, format_duration, format_size
 
 LINKS, DISK = "links", "disk-speed"
-NCCL, WITHOUT_P2P, COPY = "nccl", "nccl-without-p2p", "copy"
 WORKS = "works"
 WRITE = "llm-appliance doctor --deep --write writes it; then llm-appliance apply"
 SLOW_DISK = 150 << 20  # bytes a second: below it a model of 30 GiB loads for more than three minutes

@@ -163,12 +163,12 @@ def test_without_nvidia_smi_the_supervisor_s_reading_counts_while_it_is_fresh(
 def test_memory_and_limits(tmp_path: Path) -> None:
     write(
         tmp_path, meminfo="MemTotal: 100 kB\nMemAvailable: 40 kB\nSwapTotal: 20 kB\nSwapFree: 5 kB\n",
-        vmstat="oom_kill 2\n", pressure__io="some avg10=0 avg60=41.5 avg300=0 total=1\n", sys__vm__swappiness="60\n",
+        vmstat="oom_kill 2\n", pressure__io="some avg10=0 avg60=41.5 avg300=0 total=1\n",
         sys__fs__nr_open="1048576\n", **{"sys__fs__file-nr": "1024 0 99\n", "sys__net__core__somaxconn": "128\n"},
     )  # fmt: skip
     found = kernel.memory(str(tmp_path))
     assert (found.total, found.available, found.swap, found.swap_used) == (102400, 40960, 20480, 15360)
-    assert (found.oom_kills, found.disk_stalled, found.stalled, found.swappiness) == (2, 41.5, UNKNOWN, 60)
+    assert (found.oom_kills, found.disk_stalled, found.stalled) == (2, 41.5, UNKNOWN)
     limits = kernel.limits(str(tmp_path))
     assert (limits.files_each, limits.files_used, limits.backlog, limits.maps) == (1048576, 1024, 128, UNKNOWN)
 

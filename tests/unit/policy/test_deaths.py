@@ -263,7 +263,7 @@ class World:
         elif act == "serve" and self.unit is UnitState.STARTING:
             self.unit = UnitState.UP
         elif act in ("change", "remove", "add"):
-            old, new = Desired("chat", "chat", "m", "d"), Desired("chat", "chat", "m", f"d{self.now}")
+            old, new = Desired("chat", "chat", "d"), Desired("chat", "chat", f"d{self.now}")
             before, after = {"change": ([old], [new]), "remove": ([old], []), "add": ([], [old])}[act]
             self.record = applied(before, after, {"chat": self.seen()}, {"chat": self.record}, {}).records["chat"]
         elif act == "resume":

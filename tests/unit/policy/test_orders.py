@@ -12,7 +12,7 @@ OPERATOR, POLICY, BUDGET = ("", "by me"), ("config-error", "bad flag"), ("engine
 
 
 def desired(digest: str) -> Desired:
-    return Desired("chat", "chat", "m", digest)
+    return Desired("chat", "chat", digest)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ DIED = Exit("exit-code", EXITED, 71)
 
 
 def engine(name: str, gpus: str = "", *, of: str = "", digest: str = "new") -> Desired:
-    return Desired(name, of or name, f"model-{of or name}", digest, frozenset(gpus.split()))
+    return Desired(name, of or name, digest, frozenset(gpus.split()))
 
 
 def up(run: str = "r1", digest: str = "new") -> Seen:

@@ -88,9 +88,9 @@ def test_many_settings_are_counted_and_named_in_full_for_programs(config: Path) 
     ],
 )
 def test_an_engine_against_its_settings(seen: Seen, differs: bool) -> None:
-    found = list(drift.of_engines([Desired("chat", "chat", "m", "a", frozenset())], {"chat": seen}))
+    found = list(drift.of_engines([Desired("chat", "chat", "a", frozenset())], {"chat": seen}))
     assert [one.engine for one in found] == (["chat"] if differs else [])
-    assert list(drift.of_engines([Desired("chat", "chat", "m", "a", frozenset())], {})) == []
+    assert list(drift.of_engines([Desired("chat", "chat", "a", frozenset())], {})) == []
 
 
 def test_units_that_others_change(tmp_path: Path) -> None:

@@ -70,17 +70,17 @@ def test_a_gpu_that_tells_all() -> None:
     found = nvidiasmi.parse(A100)
     (gpu,) = found.gpus
     assert (found.driver, found.cuda, found.error) == ("535.54.03", "12.2", "")
-    assert (gpu.pci, gpu.name, gpu.persistence, gpu.mig) == ("0000:01:00", "NVIDIA A100-SXM4-80GB", False, True)
+    assert (gpu.pci, gpu.name, gpu.persistence) == ("0000:01:00", "NVIDIA A100-SXM4-80GB", False)
     assert (gpu.ecc, gpu.uncorrected, gpu.remapped) == (True, 3, (0, 1, True, False))
     assert (gpu.slowed, gpu.temperature, gpu.fabric, gpu.busy) == (("heat",), 27.0, "Completed", UNKNOWN)
     assert gpu.processes == (GpuProcess(pid=4711, name="python", mib=1024.0),)
-    assert (gpu.used_mib, gpu.total_mib, gpu.recovery) == (50.0, 81920.0, "")
+    assert (gpu.used_mib, gpu.recovery) == (50.0, "")
 
 
 def test_what_a_gpu_does_not_tell_is_unknown() -> None:
     (gpu,) = nvidiasmi.parse(A5000).gpus
     assert (gpu.pci, gpu.persistence, gpu.recovery, gpu.busy) == ("0000:81:00", True, "GPU Reset", 97.0)
-    assert gpu.uncorrected is gpu.remapped is gpu.processes is gpu.mig is gpu.used_mib is UNKNOWN
+    assert gpu.uncorrected is gpu.remapped is gpu.processes is gpu.used_mib is UNKNOWN
     assert (gpu.ecc, gpu.fabric, gpu.slowed) == (False, "", ())
 
 
