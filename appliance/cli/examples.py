@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "status": ("status", "status --json | jq .engines", "status --watch 10"),
-    "top": ("top",),
+    "top": ("top", "top --interval 10"),
     "check": ("check", "check ./config.toml"),
     "config": (
         "config show --effective",
@@ -36,10 +36,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "bench --input-tokens 4000 --shared-prefix 3500 --concurrency 1,8,32",
         "bench --url http://10.0.0.7:8000 --chat --json",
         "bench --tune",
+        "bench --concurrency 16 --requests 200 --seed 1",
     ),
     "chat": ("chat", "chat --model chat 'What is the capital of France?'"),
     "logs": ("logs -f", "logs chat -n 200", "logs chat -x"),
-    "incidents": ("incidents", "incidents --json"),
+    "incidents": ("incidents", "incidents 20261129T173000Z-chat-engine-died", "incidents --json"),
     "report": ("report", "report --output /tmp/for-the-bug-report.tar.gz"),
     "replay": (
         "replay /var/lib/llm-appliance/incidents/ID/timeline.jsonl",

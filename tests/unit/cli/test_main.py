@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from appliance.cli import main as cli
 from appliance.errors import ConfigInvalid, Failed, Problem, Unreachable, UsageError
+
+
+def test_the_manual_has_every_verb() -> None:
+    manual = (Path(__file__).resolve().parents[3] / "packaging/man/llm-appliance.1").read_text()
+    items = " ".join(re.findall(r"^\.TP\n\.B[IR]? (.*)", manual, re.MULTILINE))
+    assert [verb for verb in cli.VERBS if not re.search(rf"(?<![-\w]){verb}\b", items.replace("\\fP", " "))] == []
 
 
 @pytest.fixture
