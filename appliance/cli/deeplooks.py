@@ -29,16 +29,26 @@ DROPIN = "80-doctor.toml"
 
 
 def look(facts: HostFacts, config: Config) -> tuple[list[Finding], tuple[Setting, ...]]:
-    """The findings, and where an engine lacks a setting all that engines need: what is written replaces what was."""
+    """The findings, and the settings to write."""
     tried, why = _links(facts)
     spans = {engine.name: gpus for engine in config.engines for name, gpus in links.spans(facts).items()
              if name in engine.instances}  # fmt: skip
     wanted = deep.settings(tried, spans)
-    needed = tuple(each for each in wanted if not _has(config, each))
+    needed = lacking(config, wanted)
     found = [Finding(deep.LINKS, Verdict.SKIPPED, why)]
     if tried:
         found = deep.links(tried, needed, settled=bool(wanted) and not needed)
-    return [*found, *_disks(facts)], wanted if needed else ()
+    return [*found, *_disks(facts)], to_write(config, wanted)
+
+
+def lacking(config: Config, wanted: tuple[Setting, ...]) -> tuple[Setting, ...]:
+    """Those that an engine is not configured with."""
+    return tuple(each for each in wanted if not _has(config, each))
+
+
+def to_write(config: Config, wanted: tuple[Setting, ...]) -> tuple[Setting, ...]:
+    """All as soon as one is lacking: the drop-in replaces the one that gave engines theirs before."""
+    return wanted if lacking(config, wanted) else ()
 
 
 def _has(config: Config, setting: Setting) -> bool:

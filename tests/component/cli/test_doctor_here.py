@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,19 @@ def test_what_trials_ask_for_becomes_a_drop_in(tmp_path: Path) -> None:
         (engine,) = config.engines
         assert dict(engine.env) == {"A": "1", "NCCL_P2P_DISABLE": "1"}
         assert dict(engine.vllm) == {"disable_custom_all_reduce": True}
+
+
+def test_what_an_engine_got_before_stays_when_another_one_needs_something(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(ENGINES + '[[engine]]\nname = "code"\nmodel = "/n"\ngpus = [2, 3]\n')
+    wanted = (SETTING, replace(SETTING, engine="code"))
+    for now in (wanted[:1], wanted):
+        config = source.load(str(file)).config
+        assert config is not None
+        deeplooks.write(deeplooks.to_write(config, now), str(file), sure=True)
+    config = source.load(str(file)).config
+    assert config is not None and deeplooks.to_write(config, wanted) == ()
+    assert all("NCCL_P2P_DISABLE" in engine.env for engine in config.engines)
 
 
 def test_a_drop_in_that_would_break_the_file_is_taken_back(tmp_path: Path) -> None:
