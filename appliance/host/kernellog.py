@@ -15,6 +15,7 @@ from pathlib import Path
 from appliance.samples import Line
 from appliance.wire.journalrecord import FIELDS, MATCHES, entry_of
 
+from . import children
 from .deadline import within
 
 PROGRAM = "journalctl"
@@ -88,7 +89,7 @@ class KernelLog:
             self.fault = f"{self._program} closed its output and stays"
         finally:
             if child.returncode is None:
-                child.kill()
+                children.kill(child)
                 await asyncio.wait({asyncio.ensure_future(child.wait())}, timeout=DEATH_S)
 
     def _take(self, raw: bytes) -> None:

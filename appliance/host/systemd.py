@@ -19,6 +19,8 @@ from typing import Generic, TypeVar
 
 from appliance.errors import Unreachable
 
+from . import children
+
 T = TypeVar("T")
 
 DEADLINE_S = 20.0  # PID 1 answers in milliseconds; a minute of silence means that it is not well
@@ -147,7 +149,7 @@ async def ask_async(command: Command[T], deadline_s: float = DEADLINE_S) -> T:
         raise _late(command, deadline_s) from error
     finally:
         if process.returncode is None:
-            process.kill()
+            children.kill(process)
             await process.wait()
     return command.read(Completed(process.returncode or 0, _text(output), _text(errors)))
 

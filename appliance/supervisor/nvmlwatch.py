@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from appliance import clock
-from appliance.host import ownprogram
+from appliance.host import children, ownprogram
 from appliance.host.deadline import within
 from appliance.samples import Nvml
 from appliance.wire.nvmlline import decode
@@ -54,7 +54,7 @@ class NvmlWatch:
         environment: Mapping[str, str] | None = None,
         limits: Limits | None = None,
         sign: str = SIGN,
-        kill: Callable[[Process], None] = Process.kill,
+        kill: Callable[[Process], None] = children.kill,
     ) -> None:
         self._tell = tell
         self._argv = tuple(argv) or (*ownprogram.python(), "-m", "appliance", "nvml-probe")
@@ -157,10 +157,7 @@ class NvmlWatch:
         if child.stdin is not None:
             child.stdin.close()
         if child.returncode is None:
-            try:
-                self._kill(child)
-            except ProcessLookupError:
-                pass
+            self._kill(child)
         try:
             await within(self._limits.death, child.wait())
         except asyncio.TimeoutError:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from appliance import clock
+from appliance.host import children
 from appliance.quantity import UNKNOWN
 from appliance.samples import Nvml
 from appliance.supervisor.nvmlwatch import Limits, NvmlWatch, Process
@@ -44,7 +45,7 @@ class Watched:
         """A process that waits uninterruptibly in a driver takes no notice of SIGKILL."""
         self.condemned.append(process)
         if not self.immortal:
-            process.kill()
+            children.kill(process)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Watched]:
@@ -57,8 +58,7 @@ class Watched:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             for process in self.condemned:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                children.kill(process)
                 await process.wait()
 
     async def until(self, what: str, condition: Callable[[Nvml], bool]) -> Nvml:
