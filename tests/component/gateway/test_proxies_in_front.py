@@ -59,11 +59,16 @@ def ask(server: WebServer, method: str, path: str, body: Any = None, **fields: s
 
 
 def next_event(response: http.client.HTTPResponse) -> bytes:
-    """The next event or comment, its blank line left out."""
-    lines = b""
-    while (line := response.readline()) not in (b"\n", b""):
-        lines += line
-    return lines
+    """The next event or comment, its blank line left out; empty at the end.
+
+    `readline` of http.client has taken a chunk that was not whole yet for the end of the answer.
+    """
+    rest: bytes = getattr(response, "rest", b"")
+    while b"\n\n" not in rest and (more := response.read1(65536)):
+        rest += more
+    event, _, rest = rest.partition(b"\n\n")
+    response.rest = rest  # type: ignore[attr-defined]
+    return event + b"\n" if event else b""
 
 
 def test_each_event_arrives_before_the_next_is_sent(server: WebServer, engine: FakeEngine) -> None:
