@@ -238,15 +238,17 @@ class App:
         while clock.monotonic() - begun < limit and not self._hurried:
             now = clock.monotonic()
             settled = now - begun >= LINGER or (now - begun >= SETTLE and not self.server.connections)
-            if settled and not self.exchanges and not self.predecessors.connected:
+            if settled and not (self.exchanges or self.server.bodies or self.predecessors.connected):
                 break
             if now >= told and not self.retired:
                 told = now + 1.0
                 notify.notify(EXTEND_TIMEOUT_USEC=10_000_000, STATUS=f"draining, {len(self.exchanges)} running")
             await asyncio.sleep(0.02)
         self.closing = True
+        stopped = ApiError("gateway_draining", "the gateway is being stopped", retry_after=2)
+        self.server.fail_bodies(stopped)
         for exchange in list(self.exchanges):
-            exchange.stop(ApiError("gateway_draining", "the gateway is being stopped", retry_after=2))
+            exchange.stop(stopped)
         await until(lambda: not self.exchanges, 2.0)
         await until(lambda: not self.predecessors.connected, TELL)  # their last words are written here
 

@@ -1,7 +1,8 @@
 """A client's connection: requests one after the other, each with its body, and what their handlers must know of it.
 
 Everything happens inside the call that brought the bytes: a request that is whole is handled before the loop turns,
-without a task. What comes behind a running request waits; where that is too much, nothing more is read.
+without a task. What comes behind a running request, or while the client takes no answers, or is more than one
+connection's share of a turn, waits; where that is too much, nothing more is read.
 
 `serve` is called with each head. It answers, or first asks for the body with `collect`; in the end it calls `answered`,
 once. A body that nobody asked for is read and thrown away.
@@ -22,6 +23,7 @@ from .answer import Answer
 from .requestid import new_request_id
 
 LINGER = 2.0  # seconds in which a client that still sends may take notice of its answer
+BURST = 32  # requests of a connection that are handled in one turn of the loop: the other connections have theirs too
 HELD = 65536  # bytes behind a running request that are kept; with more, nothing is read until it is answered
 
 
@@ -69,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_advancing", "_answering", "_begun_at", "_crowd", "_decoder", "_ending", "_held", "_left", "_pieces",
-        "_reading", "_stopped", "_timer", "_wanted", "is_surplus", "job", "remote", "transport", "writing_paused",
+        "_reading", "_resting", "_stopped", "_timer", "_wanted", "is_surplus", "job", "remote", "transport", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, crowd: Crowd) -> None:
@@ -85,6 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._wanted = False  # and somebody waits for it
         self._ending = False  # nothing more is taken
         self._advancing = False
+        self._resting = False  # the others have their turn
         self._stopped = False  # nothing is read
         self._decoder: ChunkDecoder | None = None
         self._left = 0  # bytes of a body with a length still to come
@@ -130,6 +133,9 @@ class ClientConnection(asyncio.Protocol):
         self.writing_paused = False
         if self.job is not None:
             self.job.resume()
+        elif self._held and not self._answering:
+            self._go_on()
+            self._advance()
 
     def data_received(self, data: bytes) -> None:
         self._crowd.idle.pop(self, None)
@@ -145,21 +151,34 @@ class ClientConnection(asyncio.Protocol):
         if self._advancing:
             return
         self._advancing = True
+        left = BURST
         try:
-            while self._held and not (self._answering or self._reading or self._ending) and self._begin():
-                pass
+            while left and self._held and not (self._is_occupied or self._ending) and self._begin():
+                left -= 1
         finally:
             self._advancing = False
         if self._ending or self.transport is None:
             return
-        if self._answering or self._reading:
-            if len(self._held) > HELD and not self._stopped:
-                self._stopped = True
-                self.transport.pause_reading()
-        elif self._held:
-            self._crowd.heads.setdefault(self, clock.monotonic())
-        else:
+        if not left and self._held and not self._is_occupied:
+            self._resting = True
+            asyncio.get_running_loop().call_soon(self._rested)
+        if not self._held and not self.is_busy:
             self._crowd.idle[self] = clock.monotonic()
+        elif not self._is_occupied:
+            self._crowd.heads.setdefault(self, clock.monotonic())
+        elif len(self._held) > HELD and not self._stopped:
+            self._stopped = True
+            self.transport.pause_reading()
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._go_on()
+        self._advance()
+
+    @property
+    def _is_occupied(self) -> bool:
+        """Whether the next request has to wait: for those before it, their answers to be taken, or the others' turn."""
+        return self.is_busy or self.writing_paused or self._resting
 
     def _begin(self) -> bool:
         """Handle the next request; False where its head is not whole."""
@@ -247,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._use(*self._split(data))
         except FramingError:
-            self._fail(ApiError("invalid_request", "the body cannot be read"))
+            self.fail_body(ApiError("invalid_request", "the body cannot be read"))
 
     def _split(self, data: bytes) -> tuple[list[bytes], bytes, bool]:
         """Pieces of the body, what comes behind it, and whether it is whole. Raises FramingError."""
@@ -280,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
             try:
                 job.received(len(piece))
             except ApiError as error:
-                self._fail(error)
+                self.fail_body(error)
                 return False
             self._pieces += piece
         return True
@@ -292,7 +311,7 @@ class ClientConnection(asyncio.Protocol):
             try:
                 job.received(len(body))
             except ApiError as error:
-                self._fail(error)
+                self.fail_body(error)
                 return
         self._wanted = False
         self._crowd.bodies.pop(self, None)
@@ -301,9 +320,9 @@ class ClientConnection(asyncio.Protocol):
     def end_late_body(self, now: float, silence: float, longest: float) -> None:
         """End a body that is waited for and comes too slowly."""
         if now - self._crowd.bodies[self] > silence or now - self._begun_at > longest:
-            self._fail(ApiError("invalid_request", "the body did not arrive in time"))
+            self.fail_body(ApiError("invalid_request", "the body did not arrive in time"))
 
-    def _fail(self, error: ApiError) -> None:
+    def fail_body(self, error: ApiError) -> None:
         """What is left of the body would be read as the next request: no more is taken."""
         job, self._wanted = self.job, False
         self._pieces = bytearray()
@@ -318,12 +337,13 @@ class ClientConnection(asyncio.Protocol):
     def _end(self) -> None:
         """Take no more, and close. A client that may still send hears the end first: what it sends to a closed
         connection would take the answer from it."""
+        sends = self._reading or bool(self._held)
         self._ending = True
         self._held = b""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if not self._reading:
+        if not sends:
             transport.close()
             return
         if transport.can_write_eof():

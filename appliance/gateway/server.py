@@ -86,6 +86,11 @@ class ClientServer:
         for connection in list(self.bodies):
             connection.end_late_body(now, body, body * BODY_LIMIT)
 
+    def fail_bodies(self, error: ApiError) -> None:
+        """Answer those requests whose bodies are not here yet."""
+        for connection in list(self.bodies):
+            connection.fail_body(error)
+
     def end_unread(self, now: float, limit: float) -> None:
         """End connections whose answer is complete, but whose client has taken nothing of it for `limit` seconds.
 

@@ -19,6 +19,8 @@ import pytest
 from tests.component.gateway.conftest import Start
 from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, chat, config, fault, remote
 from tests.support.lineage import Lineage
+from tests.support.rawclient import connect, read_all
+from tests.support.rawrequests import BODY, post
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -189,6 +191,25 @@ def test_a_drain_finishes_what_runs_and_ends_what_takes_too_long(start: Start, e
         assert 0.9 < time.monotonic() - began < 4
     with pytest.raises(OSError):
         gateway.request("GET", "/healthz")
+
+
+@pytest.mark.slow
+def test_a_drain_waits_for_bodies_and_answers_those_that_do_not_come(start: Start, engine: FakeEngine) -> None:
+    gateway = start(config(remote(engine.url), gateway='[gateway.timeouts]\ndrain = "2s"'))
+    request = post()
+    with connect(gateway.port) as slow, connect(gateway.port) as never:
+        for connection in (slow, never):
+            connection.sendall(request[:-5])
+        wait_until(lambda: gateway.metric("request_body_bytes") == 2 * (len(BODY) - 5), 5, "both are read", 0.02)
+        gateway.process.terminate()
+        with pytest.raises(TimeoutError):  # longer than idle connections are kept
+            slow.settimeout(1.3)
+            slow.recv(1)
+        slow.sendall(request[-5:])
+        served, refused = read_all(slow), read_all(never)
+        assert served.statuses == [200] and served.seconds is not None
+        assert refused.statuses == [503] and refused.error["code"] == "gateway_draining"
+        assert gateway.process.wait(5) == 0
 
 
 def test_an_idle_gateway_ends_at_once(start: Start, engine: FakeEngine) -> None:

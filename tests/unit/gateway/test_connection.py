@@ -8,7 +8,7 @@ import pytest
 
 from appliance import clock
 from appliance.errors import ApiError
-from appliance.gateway.connection import ClientConnection
+from appliance.gateway.connection import BURST, ClientConnection
 from appliance.gateway.server import KEEPALIVE, ClientServer
 from appliance.wire.requesthead import RequestHead
 
@@ -82,6 +82,7 @@ class Stage:
     def __init__(self) -> None:
         self.heads: list[RequestHead] = []
         self.jobs: list[Job] = []
+        self.paused_at = 0  # the request whose answer is more than the client's buffer takes
         self.wire = Wire()
         self.server = ClientServer(self.handle)
         self.connection = self.server()
@@ -93,7 +94,16 @@ class Stage:
             self.jobs.append(Job())
             connection.collect(self.jobs[-1])
         else:
+            if len(self.heads) == self.paused_at:
+                connection.pause_writing()
             connection.answered(keep_alive=head.keep_alive)
+
+    async def settled(self) -> None:
+        """Until so many turns of the loop bring no more requests."""
+        seen = -1
+        while seen != len(self.heads):
+            seen = len(self.heads)
+            await asyncio.sleep(0)
 
     def feed(self, *pieces: bytes) -> None:
         for piece in pieces:
@@ -131,7 +141,10 @@ def test_many_requests_at_once_are_no_deep_stack() -> None:
     async def run() -> None:
         stage = Stage()
         stage.feed(GET * 5000)
-        assert len(stage.heads) == 5000 and not stage.wire.ended
+        assert len(stage.heads) == BURST and stage.wire.paused, "the others have their turn"
+        await stage.settled()
+        assert len(stage.heads) == 5000 and not stage.wire.ended and not stage.wire.paused
+        assert list(stage.server.idle) == [stage.connection]
         stage.connection.connection_lost(None)
 
     asyncio.run(run())
@@ -145,7 +158,40 @@ def test_what_comes_behind_a_running_request_is_bounded() -> None:
         stage.feed(GET * 1000)
         assert stage.wire.paused
         stage.connection.answered(keep_alive=True)
+        await stage.settled()
         assert not stage.wire.paused and len(stage.heads) == 3001
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_takes_no_answers_gets_no_more_of_them() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.paused_at = 7
+        stage.feed(GET * 3000)
+        assert len(stage.heads) == 7 and stage.wire.paused
+        server = stage.server
+        assert not (server.idle or server.heads or server.bodies), "what is unsent has a deadline of its own"
+        stage.paused_at = 9
+        stage.connection.resume_writing()
+        assert len(stage.heads) == 9 and stage.wire.paused
+        stage.connection.resume_writing()
+        await stage.settled()
+        assert len(stage.heads) == 3000 and not stage.wire.paused and list(server.idle) == [stage.connection]
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_last_answer_is_not_lost_to_what_was_sent_behind_its_request() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(LENGTH, GET * 3000)  # with more in the kernel, which a close would answer with a reset
+        stage.connection.answered(keep_alive=False)
+        assert stage.wire.at_end and not stage.wire.ended and not stage.wire.paused
+        stage.feed(GET)
+        assert len(stage.heads) == 1
         stage.connection.connection_lost(None)
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 
@@ -122,6 +123,25 @@ def test_floods_cost_no_memory(gateway: Gateway) -> None:
             send(gateway.port, flood + get(b"/", b"Connection: close\r\n"))
     settle(gateway)
     assert rss(gateway) - before < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_flood_of_requests_costs_neither_memory_nor_the_others_their_time(gateway: Gateway, reads: bool) -> None:
+    before, asked, slowest = rss(gateway), get(b"/nothing") * 2000, 0.0
+    with connect(gateway.port, receive=0 if reads else 4096) as connection:
+        connection.settimeout(0.05)
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                connection.send(asked)
+                while reads:
+                    connection.recv(1 << 20)
+            begun = time.monotonic()
+            assert send(gateway.port, get(b"/healthz", b"Connection: close\r\n")).statuses == [200]
+            slowest = max(slowest, time.monotonic() - begun)
+        assert rss(gateway) - before < 20 and slowest < 1
+    settle(gateway)
 
 
 def test_many_half_heads_are_let_go(gateway: Gateway) -> None:
