@@ -49,7 +49,8 @@ class Handler:
             shape=route.shape if route else Shape.ANTHROPIC if head.path.startswith("/v1/messages") else Shape.OPENAI,
             request_id=headers.request_id(head.get("x-request-id")) or new_request_id(),
             http11=head.http11,
-            keep_alive=head.keep_alive and not host.draining,
+            # Whether a body still comes from a client that is answered instead of asked for it, nobody knows.
+            keep_alive=head.keep_alive and "expect" not in head.values and not host.draining,
             extra=cors_fields(host.config, head),
         )
         if route is not None:

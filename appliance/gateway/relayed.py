@@ -112,6 +112,7 @@ class RelayedRequest:
         self.share.grow(size, config.gateway.max_bodies)
 
     def body(self, data: bytes) -> None:
+        self.answer.keep_alive = self.head.keep_alive and not self.host.draining
         self._step(self._look_at_body, data)
 
     def body_failed(self, error: ApiError) -> None:

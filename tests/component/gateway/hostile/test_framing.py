@@ -52,6 +52,17 @@ def test_a_body_that_breaks_while_it_is_read(gateway: Gateway, engine: FakeEngin
     settle(gateway)
 
 
+@pytest.mark.parametrize("path", [CHAT, b"/nothing", b"/v1/models", b"/healthz"])
+@pytest.mark.parametrize("expect", [b"100-continue", b"100-continue, more"])
+def test_an_answer_instead_of_the_invitation_is_the_last_one(gateway: Gateway, path: bytes, expect: bytes) -> None:
+    """Its client may send the body, or the next request: to take the one for the other would answer somebody else."""
+    fields = b"Expect: %b\r\nContent-Length: %d\r\n" % (expect, 1 << 40)
+    reply = send(gateway.port, post(fields, b"", path=path) + SMUGGLED + get(b"/healthz"))
+    assert len(reply.statuses) == 1 and b"\r\nConnection: close\r\n" in reply.data, reply.data
+    assert reply.seconds is not None and reply.seconds < 4
+    settle(gateway)
+
+
 ALLOWED = {
     "plain": (post(), [200]),
     "an empty line before it": (b"\r\n\r\n" + post(), [200]),
