@@ -72,8 +72,7 @@ async def get(replica: Replica, path: str, deadline: float) -> tuple[int, bytes]
         target = replica.target
         key = f"authorization: Bearer {target.key}\r\n" if target.key else ""
         head = f"GET {target.prefix}{path} HTTP/1.1\r\nhost: {target.authority}\r\n{key}connection: close\r\n\r\n"
-        if connection.transport is None:
-            raise ConnectFailed("the connection ended")
+        assert connection.transport is not None
         connection.transport.write(head.encode("latin-1"))
         return await asyncio.wait_for(reader.future, deadline)
     except (asyncio.TimeoutError, TimeoutError):

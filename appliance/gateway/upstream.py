@@ -64,7 +64,7 @@ def remote_target(url: str, key: str) -> Target:
 class EngineConnection(asyncio.Protocol):
     """One connection; what it receives goes to `feed` of the owner, nothing is looked at here."""
 
-    __slots__ = ("feed", "idle_since", "owner", "pool", "reused", "transport")
+    __slots__ = ("broke", "feed", "idle_since", "owner", "pool", "reused", "transport")
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -72,6 +72,7 @@ class EngineConnection(asyncio.Protocol):
         self.owner: Owner | None = None
         self.feed: Callable[[bytes], None] | None = None
         self.reused = False
+        self.broke = False  # it was lost, where it could have been closed
         self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,7 +86,7 @@ class EngineConnection(asyncio.Protocol):
         feed(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.transport = None
+        self.transport, self.broke = None, exc is not None
         self.pool.forget(self)
         owner, self.owner, self.feed = self.owner, None, None
         if owner is not None:
@@ -157,6 +158,8 @@ class Pool:
         except BaseException:  # cancelled while it was being made
             connection.abort()
             raise
+        if connection.transport is None:  # what dies with calls in its backlog takes them and says nothing
+            raise ConnectFailed("the connection was closed at once")
         return connection
 
     def give(self, connection: EngineConnection) -> None:
