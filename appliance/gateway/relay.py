@@ -132,9 +132,9 @@ class Relay:
         self.finish(End.LEFT)
 
     def engine_lost(self, connection: EngineConnection) -> None:
-        """The engine's connection ended: for a body without framing that is its end, else a loss."""
-        self.connection = None
-        if self.head is not None and self.decoder is None and self.head.length is None and not self.done:
+        """The engine's connection ended: for a body without framing its close is the end, everything else a loss."""
+        self.connection, head = None, self.head
+        if head is not None and not (self.decoder or head.length is not None or connection.broke or self.done):
             self._body_end()
         elif self.body_at is None:
             self.finish(End.LOST)

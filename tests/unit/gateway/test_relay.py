@@ -240,11 +240,16 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
     asyncio.run(walk())
 
 
-def test_a_body_that_ends_early_is_cut() -> None:
+@pytest.mark.parametrize(
+    ("framing", "lost"),
+    [(b"content-length: 10\r\n\r\n", None), (b"\r\n", ConnectionResetError())],
+    ids=["a length", "the close as its end, and a reset"],
+)
+def test_a_body_that_ends_early_is_cut(framing: bytes, lost: Exception | None) -> None:
     async def walk() -> None:
         stage = Stage(stream=False)
-        stage.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
-        stage.connection.connection_lost(None)
+        stage.feed(b"HTTP/1.1 200 OK\r\n" + framing + b"half")
+        stage.connection.connection_lost(lost)
         assert stage.finish().end is End.BROKEN and stage.client.aborted
 
     asyncio.run(walk())
