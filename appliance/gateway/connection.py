@@ -71,7 +71,8 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_advancing", "_answering", "_begun_at", "_crowd", "_decoder", "_ending", "_held", "_left", "_pieces",
-        "_reading", "_resting", "_stopped", "_timer", "_wanted", "is_surplus", "job", "remote", "transport", "writing_paused",
+        "_reading", "_resting", "_stopped", "_timer", "_wanted", "is_surplus", "job", "remote", "transport",
+        "writing_paused",
     )  # fmt: skip
 
     def __init__(self, crowd: Crowd) -> None:
@@ -141,6 +142,9 @@ class ClientConnection(asyncio.Protocol):
         self._crowd.idle.pop(self, None)
         if self._reading:
             self._read_body(data)
+            if self._decoder is not None and len(data) >= HELD and not self._ending:  # perhaps a byte in each chunk
+                self._rest()
+                self._stop()
         elif not self._ending:
             self._held = self._held + data if self._held else data
         self._advance()
@@ -160,15 +164,19 @@ class ClientConnection(asyncio.Protocol):
         if self._ending or self.transport is None:
             return
         if not left and self._held and not self._is_occupied:
-            self._resting = True
-            asyncio.get_running_loop().call_soon(self._rested)
+            self._rest()
         if not self._held and not self.is_busy:
             self._crowd.idle[self] = clock.monotonic()
         elif not self._is_occupied:
             self._crowd.heads.setdefault(self, clock.monotonic())
-        elif len(self._held) > HELD and not self._stopped:
-            self._stopped = True
-            self.transport.pause_reading()
+        elif len(self._held) > HELD:
+            self._stop()
+
+    def _rest(self) -> None:
+        """Let the other connections have their turn."""
+        if not self._resting:
+            self._resting = True
+            asyncio.get_running_loop().call_soon(self._rested)
 
     def _rested(self) -> None:
         self._resting = False
@@ -295,12 +303,12 @@ class ClientConnection(asyncio.Protocol):
         self._crowd.bodies[self] = clock.monotonic()
         job = self.job
         assert job is not None
+        try:
+            job.received(sum(map(len, pieces)))
+        except ApiError as error:
+            self.fail_body(error)
+            return False
         for piece in pieces:
-            try:
-                job.received(len(piece))
-            except ApiError as error:
-                self.fail_body(error)
-                return False
             self._pieces += piece
         return True
 
@@ -350,6 +358,11 @@ class ClientConnection(asyncio.Protocol):
             transport.write_eof()
         self._go_on()
         self._linger()
+
+    def _stop(self) -> None:
+        if not self._stopped and self.transport is not None:
+            self._stopped = True
+            self.transport.pause_reading()
 
     def _go_on(self) -> None:
         if self._stopped and self.transport is not None and not self.transport.is_closing():

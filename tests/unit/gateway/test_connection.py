@@ -184,6 +184,20 @@ def test_a_client_that_takes_no_answers_gets_no_more_of_them() -> None:
     asyncio.run(run())
 
 
+def test_many_small_chunks_are_read_in_turns() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n" * 20_000)
+        assert stage.wire.paused, "the others have their turn"
+        await stage.settled()
+        assert not stage.wire.paused
+        stage.feed(b"0\r\n\r\n" + GET)
+        assert stage.jobs[0].told[-1] == b" " * 20_000 and len(stage.heads) == 1
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
 def test_a_last_answer_is_not_lost_to_what_was_sent_behind_its_request() -> None:
     async def run() -> None:
         stage = Stage()
