@@ -41,6 +41,8 @@ for lock in "$root"/packaging/locks/control-3.*.txt; do
     # What no program needs: the packages' own tests, sources of their extensions, stubs, scripts, and what pip would
     # need. Licences are in the package's copyright file.
     rm -rf "$tree.new/bin"
+    # libyaml in one more binary: now and then a compose file is read, and that goes without it.
+    rm -rf "$tree.new/_yaml" "$tree.new"/yaml/_yaml*.so
     find "$tree.new" -type d \( -name tests -o -name test -o -name __pycache__ -o -name '.hash' -o -name '*.dist-info' \
         -o -name docs \) -prune -exec rm -rf {} +
     find "$tree.new" -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.pyi' -o -name '*.c' \
