@@ -57,6 +57,7 @@ def test_it_rises_falls_and_rises_again(start: Start, fake: FakeEngine) -> None:
     wait_until(gateway.idle, 10, "every call is gone", 0.05)
 
 
+@pytest.mark.slow
 def test_metrics_that_stop_freeze_it(start: Start, fake: FakeEngine) -> None:
     """An engine that can no longer be seen gets no more calls than when it was."""
     gateway = start(config(remote(fake.url)))
@@ -73,6 +74,7 @@ def test_metrics_that_stop_freeze_it(start: Start, fake: FakeEngine) -> None:
     wait_until(gateway.idle, 10, "every call is gone", 0.05)
 
 
+@pytest.mark.slow
 def test_late_first_tokens_make_it_fall(start: Start, fake: FakeEngine) -> None:
     """Of an engine whose metrics say nothing the calls themselves tell."""
     gateway = start(config(remote(fake.url), gateway="[gateway.stream]\nkeepalive = '200ms'"))

@@ -83,6 +83,7 @@ def test_one_that_waits_leaves_its_place(engine: FakeEngine, start: Start) -> No
     assert wait_until(gateway.idle, 2, "nothing runs", 0.02)
 
 
+@pytest.mark.slow
 def test_many_clients_that_leave_at_any_moment_leak_nothing(engine: FakeEngine, start: Start) -> None:
     chance = random.Random(7)
     quick = QUICK.replace("max_in_flight = 64", "max_in_flight = 4\nqueue_size = 8")

@@ -121,6 +121,7 @@ def test_bodies_that_fill_the_memory_are_refused_until_others_are_through(
     assert small.request("POST", CHAT, json.dumps(chat("x" * 20_000))).status == 200
 
 
+@pytest.mark.slow
 def test_many_slow_bodies_take_no_more_memory_than_they_may(engine: FakeEngine, start: Start) -> None:
     gateway = start(config(remote(engine.url), gateway='max_body = "2MiB"\nmax_bodies = "8MiB"'))
     size, piece = 1 << 20, 1 << 15

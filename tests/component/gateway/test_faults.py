@@ -64,6 +64,7 @@ def test_an_error_event_before_any_token_keeps_its_status(gateway: Gateway) -> N
     assert "EngineCore" in answer.json["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_remote_engine_that_is_late_once_is_busy_and_twice_away(start: Start) -> None:
     engine = FakeEngine()
     gateway = start(config(remote(engine.url), gateway=QUICK))
@@ -129,6 +130,7 @@ def test_replicas_share_the_load(start: Start) -> None:
             engine.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_goes_and_comes_back(start: Start) -> None:
     engine = FakeEngine()
     try:

@@ -277,6 +277,7 @@ def test_a_second_hand_over_while_the_first_process_still_finishes(
     verified(gateway, tmp_path, 2)
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_middle_ends_both_within_drain(begin: Begin, engine: FakeEngine, tmp_path: Path) -> None:
     gateway = begin('[gateway.timeouts]\ndrain = "3s"\n')
     fields = key(tmp_path, "one")

@@ -174,6 +174,7 @@ def test_who_left_before_and_what_failed_long_before_has_no_part_in_a_crash(make
     assert stage.send(left).status == stage.send(failed).status == 200 and stage.counts() == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", ["", "engine-died"])
 def test_what_no_request_does_counts_for_nothing(make: Make, cause: str) -> None:
     """An operator's restart or an apply (no death is told), a kill from outside."""

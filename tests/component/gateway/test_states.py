@@ -133,6 +133,7 @@ def test_the_ledger_tells_of_silence(socketed: tuple[Gateway, FakeEngine]) -> No
     assert after["inflight"] == 0 and after["since_any_byte_s"] < 5
 
 
+@pytest.mark.slow
 def test_the_ledger_tells_what_open_requests_ask_for(socketed: tuple[Gateway, FakeEngine]) -> None:
     gateway, _ = socketed
     gateway.engine_state("chat", "serving")

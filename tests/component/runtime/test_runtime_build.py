@@ -137,6 +137,7 @@ def test_a_machine_without_engines_of_its_own_builds_nothing(bench: Bench) -> No
     assert not (bench.runtimes / "current").exists()
 
 
+@pytest.mark.slow
 def test_a_new_lock_is_built_beside_and_switched_to(bench: Bench) -> None:
     bench.configure(local(bench))
     bench.build()
@@ -332,6 +333,7 @@ def test_what_an_engine_needs_beside_its_model(bench: Bench) -> None:
     assert (models / "adapter/model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_models_of_modelscope(bench: Bench) -> None:
     """Its client is no part of the runtime: it comes for the time of the fetch, from the release's lock."""
     (bench.root / "token").write_text("t0ken\n")

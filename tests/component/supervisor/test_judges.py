@@ -89,6 +89,7 @@ def hang(stage: LiveStage, gateway: Gateway) -> dict[str, int]:
     return pids
 
 
+@pytest.mark.slow
 def test_a_hang_is_seen_taken_down_with_evidence_and_can_be_judged_again() -> None:
     with watched("act") as (stage, gateway):
         looks = stage.home / "looks"

@@ -46,6 +46,7 @@ def serving(stage: LiveStage) -> dict[str, int]:
     return stage.pids()
 
 
+@pytest.mark.slow
 def test_an_operator_has_a_stopped_engine_restarted_with_its_stacks(ranks: LiveStage) -> None:
     stage = ranks
     pids = serving(stage)
@@ -106,6 +107,7 @@ def test_a_supervisor_that_is_killed_in_a_recovery_goes_on_with_it(
     assert "GPU" in stage.text("nvidia-smi.txt")
 
 
+@pytest.mark.slow
 def test_an_end_that_was_decided_and_not_told_yet_is_told_by_the_next_supervisor(stage: LiveStage) -> None:
     """Killed between the case on disk and the ledger: the death is entered and told, once."""
     serving(stage)
@@ -122,6 +124,7 @@ def test_an_end_that_was_decided_and_not_told_yet_is_told_by_the_next_supervisor
     assert stage.journal.count("chat: hang-kernel: no token") == 1
 
 
+@pytest.mark.slow
 def test_processes_that_cannot_be_killed_hold_the_engine_and_ask_for_a_reboot(stage: LiveStage) -> None:
     pids = serving(stage)
     stage.kill()
@@ -142,6 +145,7 @@ def test_processes_that_cannot_be_killed_hold_the_engine_and_ask_for_a_reboot(st
     assert stage.starts() == 1
 
 
+@pytest.mark.slow
 def test_deaths_get_incidents_without_secrets_and_the_report_has_none(tmp_path: Path) -> None:
     """Secrets in the configuration, keys and prompts in the engine's lines: neither bundle nor report shows them."""
     (tmp_path / "said").write_text(f"ERROR token={SECRET} sk-{SECRET} ?a=1&token={SECRET} and prompt: {PROMPT}\n")
@@ -196,6 +200,7 @@ def command(stage: LiveStage, *arguments: str, status: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_judged_hang_costs_a_death_and_its_cause_stands_everywhere(
     ranks: LiveStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

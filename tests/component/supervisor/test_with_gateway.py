@@ -72,6 +72,7 @@ def crash(stage: LiveStage, gateway: Gateway, run: int, body: object) -> None:
     gateway.wait_serving("chat")
 
 
+@pytest.mark.slow
 def test_a_replica_drains_before_its_restart_while_another_serves(tmp_path: Path) -> None:
     """An operator's restart: new calls go to the other, the open stream ends as it would have, then it is restarted."""
     with staged(tmp_path, ENGINE + "replicas = 2\n") as stage:

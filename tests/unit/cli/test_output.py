@@ -26,6 +26,7 @@ def test_painted_cells_are_measured_without_their_colour() -> None:
     assert [output.visible(line) for line in output.lines([[red, "x"], ["serving", "x"]])] == [10, 10]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.text(max_size=30), min_size=2, max_size=4), max_size=6), st.integers(5, 100))
 def test_no_line_is_wider_than_asked(rows: list[list[str]], columns: int) -> None:
     for line in output.lines(rows, ("ONE", "TWO"), columns):

@@ -50,6 +50,7 @@ def at_random(chance: random.Random, scene: Scene) -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 4]), st.sampled_from([6.0, 10.0, 20.0]), st.booleans())
 def test_an_engine_that_moves_every_twenty_seconds_is_never_hung(

@@ -337,6 +337,7 @@ class World:
             self.units[instance] = aged
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

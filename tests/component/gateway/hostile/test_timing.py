@@ -71,6 +71,7 @@ def test_a_silent_body_has_a_deadline(gateway: Gateway, engine: FakeEngine, fiel
     settle(gateway)
 
 
+@pytest.mark.slow
 def test_a_trickling_body_has_a_deadline(gateway: Gateway, engine: FakeEngine) -> None:
     before = len(engine.log)
     data, seconds = trickle(gateway.port, post(b"Content-Length: 100000\r\n", b""), b"x")

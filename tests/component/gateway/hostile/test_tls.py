@@ -167,6 +167,7 @@ def test_garbage_behind_a_good_handshake(secure: Gateway, trusted: Path) -> None
     settle(secure)
 
 
+@pytest.mark.slow
 def test_deadlines_hold_within_tls(secure: Gateway, trusted: Path) -> None:
     for wire in (b"GET /heal", post(b"Content-Length: 100\r\n", b"x")):
         with wrapped(secure, trusted) as connection:
