@@ -179,11 +179,16 @@ class Successor:
         self._asked[number] = message, answer
         self.send(**message)
         try:
-            reply = await asyncio.wait_for(answer, ANSWER)
-        except (asyncio.TimeoutError, TimeoutError):
-            raise ApiError("gateway_draining", "the gateway changes over; try again", retry_after=2) from None
+            await asyncio.wait({answer}, timeout=ANSWER)
+        except asyncio.CancelledError:
+            if answer.done() and answer.result()["op"] == "taken":  # in this very moment: it is held for nobody
+                self._fact(settle=[number, key, None])
+            raise
         finally:
             del self._asked[number]
+        if not answer.done():
+            raise ApiError("gateway_draining", "the gateway changes over; try again", retry_after=2)
+        reply = answer.result()
         if reply["op"] == "alone":
             return None
         if reply["op"] == "denied":

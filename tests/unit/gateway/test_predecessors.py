@@ -70,9 +70,9 @@ def record(name: str) -> Record:
     return record_of({"request_id": name})
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], pause: float = 0.005) -> None:
     async def wait() -> None:
-        while not await asyncio.sleep(0.005, condition()):
+        while not await asyncio.sleep(pause, condition()):
             pass
 
     await asyncio.wait_for(wait(), 30)
@@ -208,6 +208,34 @@ def test_without_a_successor_after_all_the_calls_go_on_here(tmp_path: Path) -> N
         await asyncio.gather(*tasks)
         assert older.still()
         assert older.engines.groups["a"].admission.queue_size == 40
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_client_that_leaves_while_it_is_granted_holds_nothing(tmp_path: Path, turns: int) -> None:
+    """In each turn of the loop between the grant over there and its arrival at the call."""
+
+    async def play() -> None:
+        older, later = Side(tmp_path / "older"), Side(tmp_path / "later")
+        await later.listen(tmp_path / "s")
+        line = Successor(str(tmp_path / "s"), older.engines, older.allowances, view=view, stop=lambda: None)
+        running = asyncio.ensure_future(line.run())
+        await until(lambda: line.connected)
+        asked = asyncio.ensure_future(line.take("k", Demand(1, 1, 10)))
+        await until(lambda: later.allowances.running == 1, 0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        had_it = asked.done()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        assert asked.cancelled() is not had_it
+        if had_it and (hold := asked.result()) is not None:
+            older.allowances.give_back(hold, Principal("k", ""), None)
+        await until(lambda: older.still() and later.still() and line.all_told())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        later.predecessors.close()
 
     asyncio.run(play())
 
