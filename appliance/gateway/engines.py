@@ -131,6 +131,7 @@ class Group:
         self.admission = admission
         self.replicas: dict[str, Replica] = {}
         self.waiters: dict[int, Waiter] = {}
+        self.context: object = None  # what every replica can hold, as the last look found
         self._admitting = self._changed = False
 
     @property
@@ -138,13 +139,12 @@ class Group:
         """Whether a replica gets calls."""
         return any(replica.up for replica in self.replicas.values())
 
-    @property
-    def context(self) -> object:
+    def learn_context(self) -> None:
         """The longest context that every replica can hold; a start may have been given less than the configuration."""
         told = [each.state.value.get("flags") for each in self.replicas.values()]
         lengths = [flags.get("max_model_len") for flags in told if isinstance(flags, dict)]
         whole = [length for length in lengths if isinstance(length, int)]
-        return min(whole) if whole else self.engine.vllm.get("max_model_len")
+        self.context = min(whole) if whole else self.engine.vllm.get("max_model_len")
 
     def release(self, lease: Lease, outcome: Outcome) -> None:
         """Give a lease back and let the next ones in."""
@@ -263,6 +263,7 @@ class Engines:
                 replica.suspect = self._is_suspect(replica, epoch)
                 self.tell_admission(group, replica)
                 replica.pool.trim()
+            group.learn_context()
             if group.waiters and not group.is_up:
                 group.refuse_waiting(self.unavailable(group, group.engine.served[0], epoch))
             group.admit_waiting(now)
