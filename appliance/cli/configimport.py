@@ -10,12 +10,10 @@ import argparse
 import os
 import re
 
-from appliance import names
 from appliance.config import parse, source
 from appliance.errors import EXIT_FOUND, EXIT_OK, Failed, Problem, UsageError
-from appliance.host import files
 
-from . import adopt, output
+from . import adopt, dropin, output
 
 LARGEST = 1 << 20  # bytes; no script of this kind is longer
 DROPIN = "imported.toml"
@@ -110,7 +108,7 @@ def _problems(adopted: tuple[adopt.Adopted, ...]) -> tuple[Problem, ...]:
 
 
 def _write(config: str, text: str, adopted: tuple[adopt.Adopted, ...]) -> None:
-    target = os.path.join(os.path.dirname(config), names.DROPIN_DIRECTORY, DROPIN)
+    target = dropin.path_of(config, DROPIN)
     if os.path.lexists(target):
         raise Failed(f"{target} is there already", hint="move it away first; nothing was written")
     found = source.effective(config)
@@ -121,11 +119,7 @@ def _write(config: str, text: str, adopted: tuple[adopt.Adopted, ...]) -> None:
             f"the configuration has an engine {taken[0]} already, and a drop-in would change that one",
             hint="print the settings without --write, and put them in under another name",
         )
-    try:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        files.replace(target, text.encode(), 0o644)
-    except OSError as error:
-        raise Failed(f"{target} cannot be written: {(error.strerror or 'error').lower()}") from error
+    dropin.write(config, target, text)
     print(f"wrote {target}: {', '.join(str(each.engine['name']) for each in adopted)}")
     for each in adopted:
         for remark in each.remarks:
