@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_REDIRECTION = re.compile(r"\d*(?:>>?|<)(?:&\d|[ \t]*)|&>>?[ \t]*")
 _BETWEEN = frozenset(";&|()\n")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?([-=?+])([^{}]*))?\})")
 
@@ -100,7 +101,7 @@ class _Reader:
                 elif here in _BETWEEN:
                     self.at += 1
                     break
-                elif redirected := re.compile(r"\d*(?:>>?|<)(?:&\d|[ \t]*)|&>>?[ \t]*").match(self.text, self.at):
+                elif redirected := _REDIRECTION.match(self.text, self.at):
                     self.at = redirected.end()
                     if "&" not in redirected[0] or redirected[0].startswith("&"):
                         self._word()

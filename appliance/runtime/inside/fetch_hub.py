@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -85,7 +85,8 @@ def huggingface(job: Job) -> str:
             job.model, revision=info.sha, local_dir=job.directory, ignore_patterns=list(skipped) or None
         )
 
-    return fetched(job, files, fetch) or str(info.sha)
+    fetched(job, files, fetch)
+    return str(info.sha)
 
 
 def modelscope(job: Job) -> str:
@@ -102,10 +103,11 @@ def modelscope(job: Job) -> str:
             job.model, "model", revision=revision, local_dir=job.directory, ignore_patterns=list(skipped) or None
         )
 
-    return fetched(job, files, fetch) or revision
+    fetched(job, files, fetch)
+    return revision
 
 
-def fetched(job: Job, files: Mapping[str, File], fetch: Any) -> str:
+def fetched(job: Job, files: Mapping[str, File], fetch: Callable[[Sequence[str]], None]) -> None:
     """Fetch what is wanted of `files`, and once more what came damaged. Raises Room, Damaged."""
     skipped = unwanted(list(files), job.is_whole)
     wanted = {name: file for name, file in files.items() if not any(fnmatch.fnmatch(name, p) for p in skipped)}
@@ -124,7 +126,6 @@ def fetched(job: Job, files: Mapping[str, File], fetch: Any) -> str:
         bad = damaged(job.directory, {name: wanted[name] for name in bad})
     if bad:
         raise Damaged(f"{bad[0]} is not what the hub describes" + (f", nor are {len(bad) - 1} more" * (len(bad) > 1)))
-    return ""
 
 
 def held(directory: str) -> int:
