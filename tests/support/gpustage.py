@@ -382,10 +382,8 @@ class GpuStage(Stage):
 
     def _learn(self) -> None:
         """What the engines are like at work is known from earlier runs."""
-        known = {}
-        for rig in self.rigs.values():
-            key = f"/models/{rig.name} {rig.cards} {','.join(map(address, rig.indexes))}"
-            known[key] = LEARNED
+        rigs = self.rigs.values()
+        known = {f"/models/{rig.name} {rig.cards} {','.join(map(address, rig.indexes))}": LEARNED for rig in rigs}
         files.replace_json(Path(names.LEARNED.replace(names.STATE, str(self.state))), {"engines": known})
 
 

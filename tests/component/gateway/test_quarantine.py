@@ -5,6 +5,7 @@ What kills an engine here is the test: its connections end, and it says what lau
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,10 +28,14 @@ class Stage:
         self.engines: dict[str, FakeEngine] = {}
         self.deaths: dict[str, dict[str, Any] | None] = dict.fromkeys(names)
         self.runs = dict.fromkeys(names, 0)
-        for name in names:
-            (self.gateway.run / "engines" / name).mkdir(parents=True)
-            self.engines[name] = FakeEngine(uds=self.gateway.run / "engines" / name / "vllm.sock")
-        self.serve(*names)
+        try:
+            for name in names:
+                (self.gateway.run / "engines" / name).mkdir(parents=True)
+                self.engines[name] = FakeEngine(uds=self.gateway.run / "engines" / name / "vllm.sock")
+            self.serve(*names)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, name: str) -> str:
         """The launcher's name of an engine's present run."""
@@ -61,6 +66,11 @@ class Stage:
         self.gateway.fleet(
             **{name: {"state": "serving", "death": death, **more.get(name, {})} for name, death in self.deaths.items()}
         )
+
+    def wait_heard(self) -> None:
+        """The gateway has read what the supervisor wrote last; it looks twice a second."""
+        at = json.loads((self.gateway.run / "supervisor/fleet.json").read_text())["at"]
+        wait_until(lambda: self.gateway.admin("/status")["supervisor"]["at"] == at, 5, "the gateway has looked", 0.05)
 
     def die(self, cause: str = "engine-exception", name: str = "chat", late: float = 0.0) -> None:
         """The engine's run ends, and the supervisor tells of what."""
@@ -195,7 +205,7 @@ def test_a_death_of_another_run_says_nothing_of_this_one(make: Make) -> None:
     for _ in range(3):  # the supervisor tells of it on and on
         stage.lose(body)
         stage.tell()
-        time.sleep(0.6)  # the gateway looks twice a second
+        stage.wait_heard()
     assert stage.send(body).status == 200 and stage.counts() == (0, 0)
 
 
