@@ -206,3 +206,13 @@ def test_all_is_valid_whatever_the_model_is_called() -> None:
         for each in adopted:
             problems = parse.parse({"engine": [dict(each.engine)]})[1]
             assert not [problem for problem in problems if "name" in str(problem).split(":")[0]], model
+
+
+def test_what_would_make_the_configuration_invalid_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _file(tmp_path, "config.toml", "")
+    script = _file(tmp_path, "run.sh", "vllm serve ./models/mine")
+    status, _, err = run(capsys, "--config", config, "config", "import", "--write", script)
+    assert status == 1 and "nothing was written" in err and "engine.model" in err
+    assert not (tmp_path / "config.d" / "imported.toml").exists()
