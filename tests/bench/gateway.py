@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +19,9 @@ from pathlib import Path
 
 from appliance.config.model import KeyLimits
 from appliance.host import keystore
-from tests.support.gatewayprocess import ROOT
 from tests.support.webserver import free_port
 
+from . import packaged
 from .engine import Engine
 from .load import load
 from .proxies import Proxy, stop, until_healthy
@@ -99,12 +98,11 @@ def gateway(engines: Sequence[int], directory: Path, keys: Path, limit: int | No
             port=port, admin=admin, here=directory, engines=json.dumps(urls), limit=json.dumps(limit or "auto")
         )
     )
-    command = [sys.executable, "-m", "appliance", "gateway", "--config", str(config), "--run", str(directory / "run")]
+    command = packaged.command("gateway", "--config", str(config), "--run", str(directory / "run"))
     with _journal() as (stream, said):
         status = os.fstat(stream)
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
             "LLM_APPLIANCE_STATE": str(directory / "state"),
             "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}",
         }

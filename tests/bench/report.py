@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.support import provisions
 
+from . import packaged
 from .measures import Measure, Verdict
 from .scenarios import GATEWAY, NGINX, ROUTER
 
@@ -30,7 +31,7 @@ def machine() -> dict[str, Any]:
         "processor": model[1].strip() if model else platform.machine(),
         "system": f"Debian {debian.read_text().strip()}" if debian.exists() else platform.system(),
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": packaged.version(),
         "load": os.getloadavg()[0],
         "nginx": _nginx_version(),
         "vllm-router": re.search(r"vllm-router==(\S+)", provisions.ROUTER.read_text())[1],  # type: ignore[index]

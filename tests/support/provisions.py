@@ -1,4 +1,4 @@
-"""Programs that some tests need beside `.venv`: nginx, Caddy, zsh, vllm-router, an environment with client frameworks.
+"""Programs that some tests need beside `.venv`: nginx, Caddy, zsh, vllm-router, client frameworks, our own libraries.
 
     PYTHONPATH=packaging python -m tests.support.provisions        make what is missing (tests/run does)
 
@@ -49,6 +49,13 @@ def frameworks() -> Path:
 def vllm_router() -> Path:
     """The program, which only the benchmark needs. Raises RuntimeError where it cannot be installed."""
     return _environment("vllm-router", ROUTER) / "bin/vllm-router"
+
+
+def control_trees() -> Path:
+    """The directory with the package's own dependencies, one tree for each Python (cp311). Raises RuntimeError."""
+    directory = cache() / "control"
+    _run([str(ROOT / "packaging/control_trees.sh"), str(directory)])
+    return directory
 
 
 def _environment(name: str, requirements: Path) -> Path:
@@ -109,6 +116,7 @@ def main() -> None:
     nginx()
     caddy()
     zsh()
+    control_trees()
     if sys.version_info >= FRAMEWORKS_PYTHON:
         frameworks()
 
