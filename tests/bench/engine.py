@@ -36,7 +36,7 @@ class Engine:
         self._order(f"set fault={fault} fault_at={at}")
 
     def reset(self) -> None:
-        """All counters to zero."""
+        """All counters to zero, but for those of its metrics: a gateway would take it for started again."""
         self._order("reset")
 
     def stats(self) -> dict[str, int]:

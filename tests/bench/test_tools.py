@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,16 @@ def test_a_run_through_the_gateway_is_counted(engine: Engine, proxy: Proxy) -> N
     assert 0.001 < row.cpu < 10 and row.resident > 10 << 20
     assert 4000 < row.load["first_us"]["p50"] < 5_000_000
     assert row.load["transit_us"]["count"] == 240
+
+
+def test_metrics_count_on_when_the_counters_are_set_to_zero(engine: Engine) -> None:
+    """Else the gateway would take the engine for started again, and forget how much it can do at once."""
+    load(engine.ports[0], clients=2, tokens=5)
+    engine.reset()
+    with urllib.request.urlopen(f"http://127.0.0.1:{engine.ports[0]}/metrics", timeout=10) as page:
+        made = [line for line in page.read().decode().splitlines() if line.startswith("vllm:generation_tokens_total")]
+    assert engine.stats()["tokens"] == 0
+    assert float(made[0].split()[-1]) >= 10
 
 
 def test_answers_without_a_stream_and_long_prompts_are_checked_too(engine: Engine, proxy: Proxy) -> None:

@@ -241,7 +241,7 @@ static void other(struct connection *connection, const char *path, size_t length
 {
     char body[2048];
     const char *type = "application/json";
-    int status = other_body(path, length, seen.active, seen.tokens, body, sizeof body, &type);
+    int status = other_body(path, length, seen.active, seen.earlier_tokens + seen.tokens, body, sizeof body, &type);
     answer_plainly(connection, status, type, body);
 }
 

@@ -11,6 +11,7 @@ struct pace {
 
 struct seen {
     unsigned long requests, completed, left, tokens, bad, active, most_active, connections;
+    unsigned long earlier_tokens;  /* before the counters were set to zero: an engine's metrics never go back */
     unsigned long *tokens_of_left; /* for each client that left, the tokens made for it */
     uint64_t longest_left_us;      /* from a request to the moment at which its client was seen to have left */
 };

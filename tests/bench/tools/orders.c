@@ -2,7 +2,7 @@
  *
  *   set NAME=VALUE ...    first_us (request to first token), gap_us (token to token), in_step (all streams at once),
  *                         fault (its name), fault_at (the token it befalls)
- *   reset                 counters to zero
+ *   reset                 counters to zero, but for those of the metrics page
  *   stats                 what was counted
  */
 #define _GNU_SOURCE
@@ -40,10 +40,11 @@ static void print_stats(void)
 
 static void reset(void)
 {
-    unsigned long active = seen.active;
+    unsigned long active = seen.active, earlier = seen.earlier_tokens + seen.tokens;
     free(seen.tokens_of_left);
     memset(&seen, 0, sizeof seen);
     seen.active = seen.most_active = active;
+    seen.earlier_tokens = earlier;
 }
 
 static long fault_named(const char *name)
