@@ -19,6 +19,7 @@ body, for all later requests) or from the words `[[fault:SCRIPT]]` anywhere in o
     merge         all events in one write                    eof=N       end the chunked body after N events, no [DONE]
     gate          an event only when the test lets it pass (`FakeEngine.release`)
     hold=N        wait before event N until `POST /_fake/go` with N as body
+    from=N       the rest of a standing script holds from the Nth request on; those before are answered well
     waiting=N kv=SHARE preempted=N   what /metrics says (-1: says nothing of it)
     health=N late=S                  what /health says, and after how many seconds
 
@@ -41,6 +42,7 @@ from typing import Any
 from tests.support.fakewire import anthropic, openai, responses
 from tests.support.fakewire.answer import Said, compact, said
 
+MOST_TOKENS = 100_000  # of one answer, whatever is asked for: making millions would hold up all its other work
 FAULT = re.compile(rb"\[\[fault:([^\]]*)\]\]")
 
 
@@ -159,7 +161,7 @@ class Exchange:
             await self.reply(404, {"detail": "Not Found"})
 
     async def post(self, path: str, headers: dict[str, str], body: bytes) -> None:
-        fault = dict(self.engine.fault)
+        fault = dict(self.engine.fault) if len(self.engine.log) + 1 >= self.engine.fault.get("from", 0) else {}
         own = FAULT.search(body)
         if own:
             fault |= parse_fault(own[1].decode())
@@ -220,7 +222,7 @@ class Exchange:
             return
         if "first" in fault:
             await asyncio.sleep(fault["first"])
-        count = int(fault.get("tokens", request.get("max_tokens") or self.engine.tokens))
+        count = int(fault.get("tokens", min(request.get("max_tokens") or self.engine.tokens, MOST_TOKENS)))
         await self.reply(200, format_of(path).whole(self.engine.model, path, request, count))
 
     async def reply(self, status: int, body: object, content_type: str = "application/json") -> None:
@@ -256,7 +258,7 @@ class Stream:
 
     def events(self) -> Iterable[bytes]:
         asked = self.request.get("max_tokens") or self.request.get("max_output_tokens") or self.engine.tokens
-        answer = said(self.request, int(self.fault.get("tokens", min(asked, 100_000))))
+        answer = said(self.request, int(self.fault.get("tokens", min(asked, MOST_TOKENS))))
         padded = {piece: piece.ljust(int(self.fault.get("pad", 0))) for piece in answer.pieces}
         pieces = tuple(padded[piece] for piece in answer.pieces)  # few strings, however many tokens
         big = int(self.fault.get("big", 0))

@@ -77,7 +77,7 @@ def test_a_ladder_doubles_and_is_drawn(still: Stage, engine: FakeEngine, tmp_pat
     [("error=3", "InternalServerError"), ("reset=3", "broken off"), ("tokens=0", "no token")],
 )
 def test_failures_are_counted_by_kind(still: Stage, engine: FakeEngine, fault: str, kind: str) -> None:
-    """What fails when the ladder is under way: the engine breaks once the second step's clients ask."""
+    """What fails when the ladder is under way: the engine breaks with the second step's first counted request."""
     done = broken_on_the_way(still, engine, fault)
     told = json.loads(done.stdout)
     assert done.returncode == 1
@@ -88,32 +88,26 @@ def test_failures_are_counted_by_kind(still: Stage, engine: FakeEngine, fault: s
 
 
 def broken_on_the_way(still: Stage, engine: FakeEngine, fault: str) -> subprocess.CompletedProcess[str]:
-    engine.engine.gap = 0.01  # so that there is time to break it
-    process = start(still, "--url", engine.url, *QUICK, "--output-tokens", "8", "--json", "--concurrency", "1,2,4",
-                    "--requests", "2")  # fmt: skip
-    wait_until(lambda: len(engine.log) >= 6, 20, "the second step", 0.01)  # 2 + (1 + 2), and what warms up
-    engine.engine.fault = parse_fault(fault)
-    out, errors = process.communicate(timeout=40)
-    return subprocess.CompletedProcess([], process.returncode, out, errors)
-
-
-def start(still: Stage, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "appliance", "--config", str(still.config), "bench", *words],
-        env=still.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    engine.engine.fault = parse_fault(f"from=8,{fault}")  # after 2 + (1 + 2) and the two that warm up
+    return call(still, "bench", "--url", engine.url, *QUICK, "--output-tokens", "8", "--json", "--concurrency", "1,2,4",
+                "--requests", "2")  # fmt: skip
 
 
 def test_ctrl_c_prints_what_was_measured_and_aborts_the_rest(still: Stage, engine: FakeEngine) -> None:
-    engine.engine.gap = 0.01
-    process = start(still, "--url", engine.url, *QUICK, "--output-tokens", "8", "--concurrency", "1,2", "--requests",
-                    "4")  # fmt: skip
-    wait_until(lambda: len(engine.log) >= 8, 20, "the second step", 0.01)  # 2 + (1 + 4), and what warms up
-    engine.engine.fault = {"stall": 2.0}
-    wait_until(lambda: engine.engine.running == 2, 20, "two requests that hang")
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=20)
+    engine.engine.fault = parse_fault("from=10,stall=2")  # after 2 + (1 + 4) and the two that warm the second step up
+    process = subprocess.Popen(
+        [sys.executable, "-m", "appliance", "--config", str(still.config), "bench", "--url", engine.url, *QUICK,
+         "--output-tokens", "8", "--concurrency", "1,2", "--requests", "4"],
+        env=still.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: len(engine.log) == 11 and engine.engine.running == 2, 20, "two requests that hang", 0.02)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130, errors
     assert out.splitlines()[2].split()[0] == "1"
     wait_until(lambda: engine.engine.running == 0, 10, "the engine's work to end")
