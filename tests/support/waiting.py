@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+DAY_S = 86400.0
 
 
 def wait_until(condition: Callable[[], T], limit: float, what: str, pause: float = 0.2) -> T:
@@ -24,3 +25,8 @@ def wait_until(condition: Callable[[], T], limit: float, what: str, pause: float
         if waited > limit and (looks * pause > limit / 2 or waited > 10 * limit):
             raise AssertionError(f"not within {waited:.1f} s: {what} (last: {value!r})")
         time.sleep(pause)
+
+
+def clear_of_midnight(seconds: float) -> None:
+    """Return when the day (UTC) has so many seconds left: what is counted by the day would begin anew in between."""
+    wait_until(lambda: DAY_S - time.time() % DAY_S > seconds, seconds, "another day")

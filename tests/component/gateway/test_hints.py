@@ -19,7 +19,7 @@ from appliance.host import keystore
 from tests.component.gateway.conftest import QUICK, Start
 from tests.support.gatewayprocess import FakeEngine, Gateway, Response, config, dict_of, fault, remote
 from tests.support.rawclient import connect
-from tests.support.waiting import wait_until
+from tests.support.waiting import DAY_S, clear_of_midnight, wait_until
 
 CHAT = "/v1/chat/completions"
 ELSEWHERE = {  # in streams, of other gateways, and after crashes
@@ -80,6 +80,7 @@ class House:
         return self.ask(key=key)
 
     def used_up(self) -> Response:
+        clear_of_midnight(10)
         self.ask("tokens=20", key="poor")
         return self.ask(key="poor")
 
@@ -107,7 +108,7 @@ class House:
 
 
 class Row(NamedTuple):
-    """A refusal: how it comes about, and what its client is told: to come `soon`, not `today`, `never`, or nothing."""
+    """A refusal: how it comes about, and when its client is told to come: `soon`, ... `never`; or `nothing` of it."""
 
     code: str
     provoke: Callable[[House], Response]
@@ -127,14 +128,14 @@ ROWS = (
     Row("rate_limit_exceeded", lambda house: house.again("few"), "soon"),
     Row("rate_limit_exceeded", lambda house: house.ask(key="small", max_tokens=100), "never"),
     Row("concurrency_limit", House.place_taken, "soon"),
-    Row("quota_exceeded", House.used_up, "today"),
+    Row("quota_exceeded", House.used_up, "tomorrow"),
     Row("quota_exceeded", lambda house: house.ask(key="poor", max_tokens=100), "never"),
     Row("queue_full", House.queue_full, "soon"),
     Row("queue_timeout", House.queue_timeout, "soon"),
     Row("gateway_overloaded", House.overloaded, "soon"),
     Row("engine_starting", lambda house: house.ask(model="cold"), "soon"),
     Row("engine_restarting", lambda house: house.ask(model="gone"), "soon"),
-    Row("engine_held", lambda house: house.ask(model="kept"), "today"),
+    Row("engine_held", lambda house: house.ask(model="kept"), "later"),
     Row("first_token_timeout", lambda house: house.ask("first=30"), "nothing"),
     Row("stream_time_exceeded", lambda house: house.ask("head=0.7,first=0.9", key="short"), "never"),
     Row("engine_error", lambda house: house.ask("garbage"), "nothing"),
@@ -156,11 +157,14 @@ def judge(answer: Response, code: str, told: str) -> None:
     assert (answer.status, answer.code) == (API_CODES[code][0], code), answer.body
     assert answer.json["error"]["type"] == API_CODES[code][1]
     after, milliseconds = answer.headers.get("retry-after"), answer.headers.get("retry-after-ms")
-    assert (answer.headers.get("x-should-retry") == "false") == (told in ("today", "never"))
-    assert (after is not None) == (milliseconds is not None) == (told in ("soon", "today"))
+    assert (answer.headers.get("x-should-retry") == "false") == (told in ("later", "tomorrow", "never"))
+    assert (after is not None) == (milliseconds is not None) == (told in ("soon", "later", "tomorrow"))
     if after is not None and milliseconds is not None:
         assert after.isdigit() and int(after) >= 1 and 0 <= int(after) * 1000 - int(milliseconds) < 1000
-        assert (int(after) <= 120) == (told == "soon")
+        if told == "tomorrow":
+            assert abs(int(after) - (DAY_S - time.time() % DAY_S)) < 5
+        else:
+            assert (int(after) <= 120) == (told == "soon")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.code}-{row.told}" for row in ROWS])

@@ -20,7 +20,7 @@ from appliance.config.model import KeyLimits
 from appliance.host import keystore
 from tests.component.gateway.conftest import QUICK, Start
 from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, Response, chat, config, fault, remote
-from tests.support.waiting import wait_until
+from tests.support.waiting import clear_of_midnight, wait_until
 
 CHAT = "/v1/chat/completions"
 Make = Callable[..., str]
@@ -144,6 +144,7 @@ def test_several_answers_are_reserved_and_settled(limited: Gateway, keys: Make) 
 
 
 def test_an_answer_that_takes_longer_than_its_key_may(limited: Gateway, keys: Make, engine: FakeEngine) -> None:
+    clear_of_midnight(20)
     secret, unhurried = keys("ivan", stream_time=1, daily_tokens=100_000), keys("judy", stream_time=60)
     slow = fault("gap=0.1,tokens=20", stream=True, max_tokens=500)
     late = fault("first=0.9,head=0.9", max_tokens=500)
@@ -185,6 +186,7 @@ def test_an_answer_that_takes_longer_than_its_key_may(limited: Gateway, keys: Ma
 def test_the_days_tokens_outlive_a_restart_and_the_sdk_gives_up(
     limited: Gateway, keys: Make, engine: FakeEngine
 ) -> None:
+    clear_of_midnight(30)
     secret = keys("frank", daily_tokens=200)
     assert ask(limited, secret, fault("tokens=150", max_tokens=150)).status == 200
 

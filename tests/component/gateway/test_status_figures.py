@@ -12,7 +12,7 @@ from appliance.config.model import KeyLimits
 from appliance.host import keystore
 from tests.component.gateway.conftest import Start
 from tests.support.gatewayprocess import FakeEngine, Gateway, config, fault, remote
-from tests.support.waiting import wait_until
+from tests.support.waiting import clear_of_midnight, wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -24,6 +24,7 @@ def replica(gateway: Gateway) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_figures_of_an_engine_at_work_and_after(start: Start, engine: FakeEngine, tmp_path: Path) -> None:
+    clear_of_midnight(20)
     (tmp_path / "state/gateway").mkdir(parents=True)
     file = tmp_path / "keys.toml"
     key, secret = keystore.create(str(file), "alice", time.time(), limits=KeyLimits(daily_tokens=1000))

@@ -17,6 +17,7 @@ from appliance.gateway.claim import HEAVIEST, Claim
 from appliance.gateway.relay import End, Finish
 from appliance.policy.allowance import Demand
 from appliance.wire.openai import ROUTES, Call
+from tests.support.waiting import clear_of_midnight
 
 CHAT = ROUTES["/v1/chat/completions"]
 
@@ -100,6 +101,7 @@ def test_fields_are_those_of_the_limits(tmp_path: Path) -> None:
 
 
 def test_counts_outlive_the_process(tmp_path: Path) -> None:
+    clear_of_midnight(2)
     path = tmp_path / "use.json"
     allowances = Allowances(str(path), print)
     who, other = principal(daily_tokens=1000), principal("k-2", monthly_tokens=1000)
