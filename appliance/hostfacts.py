@@ -188,10 +188,15 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFacts:
-    """One of our units: its properties in systemd's names, and its control group's memory.events."""
+    """One of our units: its properties in systemd's names, and its control group's memory.events.
+
+    `edited`: which of its files changed since the generator last wrote for it, as at each daemon-reload; empty also
+    for a unit that it writes nothing for.
+    """
 
     name: str
     properties: Mapping[str, str]
+    edited: tuple[str, ...] = ()
     events: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -58,6 +58,7 @@ SUPERVISOR_UNIT = "llm-supervisor.service"
 RUNTIME_UNIT = "llm-runtime.service"
 CONFIG_CHECK_UNIT = "llm-config-check.service"
 UNITCTL_SOCKET_UNIT = "llm-unitctl.socket"
+GENERATED = "/run/systemd/generator"  # where systemd keeps what our generator writes
 
 # --- users -----------------------------------------------------------------------------------------------------------
 GATEWAY_USER, ENGINE_USER, SUPERVISOR_USER, RUNTIME_USER = (

@@ -16,7 +16,6 @@ SLOW_ANSWER = 1.0  # seconds: the gateway answers in milliseconds unless its loo
 STALE_FLEET = 60.0
 RECENT_S = 86400.0
 LEAST_STOP_S = 45.0  # vLLM's workers and the driver take so long; a SIGKILL in between can wedge it
-GENERATED = "/run/systemd/generator"
 SYSTEM_UID = 1000  # from here on logind removes shared memory of users that log out
 _UNCONFINED = "~"
 
@@ -56,10 +55,22 @@ def units(facts: HostFacts, config: Config) -> Iterable[Said]:
         if unit.properties.get("LoadState") in ("masked", "bad-setting", "error"):
             state = unit.properties["LoadState"]
             said.append(wrong(f"{unit.name} is {state}", f"systemctl unmask {unit.name}; systemctl cat {unit.name}"))
-        if unit.properties.get("NeedDaemonReload") == "yes":
-            said.append(warning(f"{unit.name} was edited, and systemd has not read it", "systemctl daemon-reload"))
+    said += _unread([unit for unit in ours if unit.properties.get("NeedDaemonReload") == "yes"])
     active = sum(unit.properties.get("ActiveState") == "active" for unit in ours)
     return said or [good(f"{active} active, none failed")]
+
+
+def _unread(stale: Iterable[UnitFacts]) -> Iterator[Said]:
+    """Units that systemd would make otherwise today; for those that are made of the configuration that is `apply`'s."""
+    waiting: dict[str, list[str]] = {}
+    for unit in stale:
+        source = unit.properties.get("SourcePath", "")
+        if source and unit.edited == (source,):
+            waiting.setdefault(source, []).append(unit.name)
+        else:
+            yield warning(f"{unit.name} was edited, and systemd has not read it", "systemctl daemon-reload")
+    for source, units in waiting.items():
+        yield warning(f"{source} was edited and is not applied: {listed(units)} as before", "llm-appliance apply")
 
 
 def overrides(facts: HostFacts, config: Config) -> Iterable[Said]:
@@ -77,7 +88,7 @@ def _foreign(unit: UnitFacts) -> list[str]:
     places = unit.properties.get("DropInPaths", "").split()
     if unit.properties.get("FragmentPath", "").startswith("/etc/"):
         places.append(unit.properties["FragmentPath"])
-    return [place for place in places if not place.startswith(GENERATED)]
+    return [place for place in places if not place.startswith(names.GENERATED)]
 
 
 def _broken(unit: UnitFacts, facts: HostFacts) -> Iterator[Said]:

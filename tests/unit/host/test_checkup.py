@@ -14,7 +14,7 @@ from appliance.config.model import Network
 from appliance.errors import Unreachable
 from appliance.gpufacts import Bridge
 from appliance.host import files
-from appliance.host.checkup import disks, kernel, network, nvidia, pci, software
+from appliance.host.checkup import disks, kernel, network, nvidia, pci, software, units
 from appliance.host.checkup.together import gathered, in_thread
 from appliance.host.command import Late, Silent
 from appliance.hostfacts import NotKnown
@@ -294,3 +294,24 @@ def test_a_thread_that_hangs_does_not_keep_the_program() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout == "ended\n"
+
+
+# --- units ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edited", [(), ("config.toml",), ("config.toml", "etc/own.conf")])
+def test_files_of_a_unit_that_changed_since_systemd_read_them(
+    tmp_path: Path, edited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generator writes its drop-in at each daemon-reload, so what is newer was not read."""
+    write(tmp_path, **{"config.toml": "", "lib__x.service": "", "etc__own.conf": "", "run__made.conf": ""})
+    for number, name in enumerate(("config.toml", "lib/x.service", "etc/own.conf", "run/made.conf", *edited)):
+        os.utime(tmp_path / name, (number, number))
+    (tmp_path / "shown").write_text(
+        f"Id=x.service\nLoadState=loaded\nSourcePath={tmp_path}/config.toml\nFragmentPath={tmp_path}/lib/x.service\n"
+        f"DropInPaths={tmp_path}/etc/own.conf {tmp_path}/run/made.conf {tmp_path}/gone.conf\n"
+    )
+    program(tmp_path / "bin", "systemctl", f"cat {tmp_path}/shown", monkeypatch)
+    monkeypatch.setenv("LLM_APPLIANCE_SYSTEMCTL", str(tmp_path / "bin/systemctl"))
+    (found,) = asyncio.run(units.units(["x.service"], generated=str(tmp_path / "run")))
+    assert found.edited == tuple(str(tmp_path / name) for name in edited)

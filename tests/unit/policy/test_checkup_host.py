@@ -57,6 +57,12 @@ def unit(**properties: str) -> HostFacts:
     return replace(PLAIN, units=(replace(UNIT, properties={**ENGINE, **properties}),))
 
 
+def stale(*edited: str) -> HostFacts:
+    """systemd would read an engine's unit anew, for these files changed."""
+    told = {**ENGINE, "NeedDaemonReload": "yes", "SourcePath": "/etc/llm-appliance/config.toml"}
+    return replace(PLAIN, units=(replace(UNIT, properties=told, edited=edited),))
+
+
 def events(**counters: int) -> HostFacts:
     return replace(PLAIN, units=(replace(UNIT, events=counters),))
 
@@ -169,6 +175,9 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("units", PLAIN, OK, ("1 active",)),
         ("units", unit(ActiveState="failed", Result="oom-kill"), FAIL, ("oom-kill", "journalctl -x")),
         ("units", unit(NeedDaemonReload="yes"), WARN, ("daemon-reload",)),
+        ("units", stale("/etc/llm-appliance/config.toml"), WARN, ("not applied", "llm-appliance apply")),
+        ("units", stale("/etc/llm-appliance/config.toml", "/etc/x.conf"), WARN, ("daemon-reload",)),
+        ("units", stale("/etc/x.conf"), WARN, ("daemon-reload",)),
         ("units", unit(LoadState="masked"), FAIL, ("unmask",)),
         ("units", replace(PLAIN, units=()), SKIPPED, ("not installed",)),
         ("overrides", PLAIN, OK, ("as packaged",)),
