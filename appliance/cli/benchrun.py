@@ -13,6 +13,7 @@ from appliance.config.model import Config, Engine
 from appliance.errors import Failed, UsageError
 from appliance.policy import loadladder
 from appliance.policy.admission import limit_of
+from appliance.policy.flagnumbers import batch_limit
 from appliance.policy.loadfigures import Step, figures, percentile
 
 from . import output
@@ -123,7 +124,7 @@ class Bench:
         if self._config is None or self.engine is None:
             return loadladder.HIGHEST
         configured = self._config.gateway.admission.max_in_flight
-        return limit_of(configured, self.engine.vllm.get("max_num_seqs")) * len(self.engine.instances)
+        return limit_of(configured, batch_limit(self.engine.vllm)) * len(self.engine.instances)
 
     async def _step(self, load: Load, concurrency: int) -> None:
         if concurrency > _files():

@@ -19,8 +19,9 @@ from appliance.host import checkpoint, files, gpus, places
 from appliance.host.checkpoint import Checkpoint
 from appliance.policy import cards, fitting, kvcache, planerror, weights
 from appliance.policy.cards import Card
-from appliance.policy.engineoptions import of_flags, tokens
+from appliance.policy.engineoptions import of_flags
 from appliance.policy.fitting import Plan
+from appliance.policy.flagnumbers import tokens
 from appliance.policy.sizing import Options
 from appliance.policy.weights import Weights
 from appliance.wire import vllmmodels

@@ -20,6 +20,7 @@ from appliance.host.places import Places
 from appliance.policy.admission import Admission, Lease, Outcome, Refuse, Ticket, limit_of
 from appliance.policy.availability import RuntimeSeen, Seen, serves, unavailable
 from appliance.policy.concurrency import ConcurrencyLimit
+from appliance.policy.flagnumbers import batch_limit
 from appliance.wire.vllmmetrics import EngineMetrics
 
 from .upstream import Pool, Target, remote_target
@@ -259,7 +260,7 @@ class Engines:
             for replica in group.replicas.values():
                 replica.look()
                 replica.up = self.serving(replica, now)
-                replica.adaptive.resize(limit_of("auto", group.engine.vllm.get("max_num_seqs")))
+                replica.adaptive.resize(limit_of("auto", batch_limit(group.engine.vllm)))
                 replica.suspect = self._is_suspect(replica, epoch)
                 self.tell_admission(group, replica)
                 replica.pool.trim()

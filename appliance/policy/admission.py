@@ -79,13 +79,11 @@ class _Replica:
     suspect: bool = False
 
 
-def limit_of(configured: int | str, max_num_seqs: object) -> int:
+def limit_of(configured: int | str, batch: int | None) -> int:
     """Calls that may be in flight at one replica: the configured number, or for "auto" what its batch can hold."""
     if isinstance(configured, int):
         return configured
-    if isinstance(max_num_seqs, int) and not isinstance(max_num_seqs, bool) and max_num_seqs > 0:
-        return max_num_seqs
-    return AUTO_LIMIT
+    return AUTO_LIMIT if batch is None else batch
 
 
 class Admission:

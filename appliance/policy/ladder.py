@@ -32,6 +32,7 @@ from appliance.quantity import UNKNOWN, Maybe
 
 from .causes import Remedy
 from .failure import Failure
+from .flagnumbers import batch_limit, number
 
 REPEAT_S = 6 * 3600.0  # memory that ran out twice within so long will run out again
 HANG_S = 3600.0
@@ -270,15 +271,15 @@ def _less_memory(by: float) -> Step:
 
 def _half(flag: str, floor: int) -> Step:
     def step(flags: Mapping[str, object]) -> dict[str, object] | None:
-        given = _number(flags, flag)
+        given = number(flags, flag)
         # vLLM refuses fewer tokens a step than sequences; without chunked prefill it refuses fewer than the context.
         if flag == "max_num_batched_tokens":
-            least = max(floor, int(_number(flags, "max_num_seqs") or floor))
+            least = max(floor, batch_limit(flags) or floor)
             if given is None or flags.get("enable_chunked_prefill") is False or given // 2 < least:
                 return None
         if given is None or given // 2 < floor:
             return None
-        return {flag: int(given // 2)}
+        return {flag: given // 2}
 
     return step
 

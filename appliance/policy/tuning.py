@@ -11,6 +11,7 @@ from math import ceil
 
 from appliance.config.model import Config, Engine
 
+from .flagnumbers import batch_limit
 from .loadfigures import Step
 from .loadladder import Best
 
@@ -53,14 +54,8 @@ def derive(config: Config, engine: Engine, found: Best) -> Tuning:
     return Tuning(tuple(settings), tuple(notes))
 
 
-def batch_limit(engine: Engine) -> int | None:
-    """`max_num_seqs` as the configuration has it; None: vLLM's own default."""
-    value = engine.vllm.get("max_num_seqs")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _batch(engine: Engine, found: Best, each: int, settings: list[Setting], notes: list[str]) -> None:
-    was = batch_limit(engine)
+    was = batch_limit(engine.vllm)
     if found.open_ended:
         more = f"max_num_seqs = {each * 2}" if was is not None and each >= was else "more at once (--concurrency)"
         notes.append(f"the last step was the best one: more may be possible; try {more} and measure again")

@@ -18,6 +18,7 @@ from appliance.policy.admission import (
     Wait,
     limit_of,
 )
+from appliance.policy.flagnumbers import batch_limit
 from appliance.quantity import UNKNOWN
 
 
@@ -213,11 +214,11 @@ def test_what_a_call_was_told_comes_true(seed: int, limit: int) -> None:
 
 @pytest.mark.parametrize(
     ("configured", "batch", "limit"),
-    [(7, 64, 7), ("auto", 64, 64), ("auto", None, AUTO_LIMIT), ("auto", "64", AUTO_LIMIT), ("auto", True, AUTO_LIMIT),
-     ("auto", 0, AUTO_LIMIT)],
+    [(7, 64, 7), ("auto", 64, 64), ("auto", None, AUTO_LIMIT), ("auto", "64", 64), ("auto", "0.1K", 102),
+     ("auto", "many", AUTO_LIMIT), ("auto", True, AUTO_LIMIT), ("auto", 0, AUTO_LIMIT), ("auto", 64.0, AUTO_LIMIT)],
 )  # fmt: skip
 def test_limits(configured: int | str, batch: object, limit: int) -> None:
-    assert limit_of(configured, batch) == limit
+    assert limit_of(configured, batch_limit({"max_num_seqs": batch})) == limit
 
 
 class Walk(RuleBasedStateMachine):
