@@ -34,7 +34,11 @@ CHUNK = 50  # records that one write takes: between two the loop gets its turn, 
 
 
 class Record(NamedTuple):
-    """One finished call. Times in milliseconds, None where the call did not come that far; counts None if unknown."""
+    """One finished call. Times in milliseconds, None where the call did not come that far; counts None if unknown.
+
+    `outcome`: `ok` (answered, also with an engine's own 4xx), `engine_error` (an engine's own 5xx was passed on),
+    `refused` (`code` says why), `broken` (the client has part of it, or an error event), `client_left`.
+    """
 
     at: float
     request_id: str

@@ -305,7 +305,7 @@ class RelayedRequest:
                 model=self.call.model[:200] if self.call else "",
                 engine=exchange.replica.name if exchange and exchange.replica else "",
                 status=self.answer.status or (499 if finish.end is End.LEFT else 0),
-                outcome=_OUTCOMES[finish.end],
+                outcome=_outcome(finish.end, self.answer.status),
                 code=error.code if error else "",
                 stream=bool(self.call and self.call.stream),
                 queue_ms=(admitted - self.arrived) * 1000 if admitted is not None else None,
@@ -336,6 +336,11 @@ class RelayedRequest:
         if finish.end is not End.COMPLETE and relay.events:
             return Usage(0, relay.events, estimated=True)
         return None
+
+
+def _outcome(end: End, status: int) -> str:
+    """The ledger's word for a call's end."""
+    return "engine_error" if end is End.COMPLETE and status >= 500 else _OUTCOMES[end]
 
 
 _OUTCOMES = {

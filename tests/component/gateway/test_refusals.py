@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -201,7 +202,7 @@ def test_no_prompt_and_no_key_in_any_log(engine: FakeEngine, start: Start, tmp_p
         "[audit]\nenabled = false", f'[audit]\ndirectory = "{audit}"'
     )
     gateway = start(text)
-    for script in ("tokens=3", "reset=2", "garbage", "status=400", "error=2", "refuse"):
+    for script in ("tokens=3", "reset=2", "garbage", "status=400", "status=500", "error=2", "refuse"):
         for stream in (False, True):
             gateway.request(
                 "POST", CHAT, chat(f"MARKED-PROMPT [[fault:{script}]]", stream=stream), Authorization=f"Bearer {secret}"
@@ -210,7 +211,9 @@ def test_no_prompt_and_no_key_in_any_log(engine: FakeEngine, start: Start, tmp_p
     gateway.request("POST", CHAT, chat("MARKED-PROMPT"), Authorization="Bearer sk-MARKED-WRONG-KEY")
     assert gateway.stop() == 0
     ledger = "".join(path.read_text() for path in audit.glob("usage-*.jsonl"))
-    assert ledger.count("\n") == 14 and '"key_id":"k-' in ledger
+    assert ledger.count("\n") == 16 and '"key_id":"k-' in ledger
     for kept in (gateway.text(), ledger):
         assert "MARKED" not in kept and secret not in kept and "Paris" not in kept
-    assert "outcome=broken" in gateway.text() and "outcome=ok" in gateway.text()
+    told = Counter((line["status"], line["outcome"]) for line in map(json.loads, ledger.splitlines()))
+    assert told[400, "ok"] == told[500, "engine_error"] == 2 and told[200, "ok"]
+    assert told[200, "broken"] and told[401, "refused"] == 1 and "outcome=engine_error" in gateway.text()
