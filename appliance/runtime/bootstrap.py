@@ -28,13 +28,20 @@ MADE = ".made"  # in the environment: it holds a whole pip
 HOST_PYTHON = "/usr/bin/python3"
 
 
-def python_version(python: str) -> str | None:
-    """major.minor of an interpreter; None when it does not run."""
+def python_version(python: str, deadline_s: float = PROBE_DEADLINE_S) -> str | None:
+    """major.minor of an interpreter; None when it does not run. Raises Failed when it does not answer in time, which
+    a machine that boots or swaps may bring about: it is no reason to go without it.
+    """
     probe = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run(
-            [python, "-I", "-c", probe], capture_output=True, text=True, timeout=PROBE_DEADLINE_S, check=True
+            [python, "-I", "-c", probe], capture_output=True, text=True, timeout=deadline_s, check=True
         )
+    except subprocess.TimeoutExpired:
+        raise Failed(
+            f"{python} did not say its version within {deadline_s:g} s",
+            hint="what keeps this machine busy? (top, iostat); llm-runtime.service tries again",
+        ) from None
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
