@@ -25,6 +25,7 @@ from appliance.wire.vllmmetrics import EngineMetrics
 
 from .upstream import Pool, Target, remote_target
 
+FALL = 2  # looks in a row for which a remote engine was late before it gets no more calls: busy is not away
 FAILED_FOR = 1.0  # seconds for which an engine that refused a connect gets no calls
 SUSPECT_FOR = 30.0  # seconds for which a suspicion holds that the supervisor, who writes each 10 s, does not repeat
 
@@ -81,7 +82,7 @@ class Replica:
         self.pool = Pool(target, loop)
         self.state = StateFile(names.engine_state(name, run))
         self.reachable: bool | None = None
-        self.late = 0  # probes in a row that a remote engine did not answer in time
+        self.late = 0  # looks in a row for which a remote engine was late
         self.failed_at: float | None = None
         self.up = False  # whether it gets calls, as the last look found
         self.suspect = False  # whether the supervisor suspects that it hangs
@@ -91,12 +92,15 @@ class Replica:
         self.metrics, self.metrics_at = EngineMetrics(), 0.0  # what it last said of itself, and when (wall clock)
         self.idle_seen = False  # whether it was asked since its last call ended
 
-    def failed(self, now: float) -> None:
-        """A connect did not work."""
+    def failed(self, now: float, *, late: bool = False) -> None:
+        """A connect or a probe did not work; `late`: it may still be there."""
+        if self.remote:
+            self.late = self.late + 1 if late else FALL
+            if self.late < FALL:
+                return
+            self.reachable = False
         self.failed_at = now
         self.up = False
-        if self.remote:
-            self.reachable = False
 
     def look(self) -> None:
         """Read the state file; another start of the engine is an engine of which nothing is known."""
@@ -111,6 +115,7 @@ class Replica:
         """An engine that answered a connect is there."""
         self.failed_at = None
         if self.remote:
+            self.late = 0
             self.reachable = self.up = True
 
 

@@ -27,7 +27,7 @@ from .answer import Answer
 from .engines import Engines, Group, Replica
 from .quarantine import Watch
 from .relay import End, Finish, Relay
-from .upstream import ConnectFailed, EngineConnection, Target
+from .upstream import ConnectFailed, EngineConnection, Late, Target
 
 
 class Exchange:
@@ -148,9 +148,9 @@ class Exchange:
         """Make a connection, for no pooled one is there; cancelled when the call ends."""
         try:
             connection = await replica.pool.connect(self.settings().timeouts.connect)
-        except ConnectFailed:
+        except ConnectFailed as error:
             self.connecting = None
-            replica.failed(clock.monotonic())
+            replica.failed(clock.monotonic(), late=isinstance(error, Late))
             self._lost(Loss(False, False, False, False, self.resent))
         except Exception as error:
             self.connecting = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from appliance import clock
 from appliance.wire.chunked import ChunkDecoder, FramingError
 from appliance.wire.headers import BadHead, ResponseHead, parse_head
 
@@ -13,7 +14,6 @@ from .upstream import ConnectFailed, EngineConnection, Late
 
 BODY_LIMIT = 8 << 20
 PROBE_DEADLINE = 2.0  # seconds
-FALL = 2  # looks in a row that came to nothing before it gets no more calls: busy is not away
 
 
 class _Reader:
@@ -88,11 +88,12 @@ async def probe(replicas: Iterable[Replica], connect: float) -> None:
     async def one(replica: Replica) -> None:
         try:
             code, _ = await get(replica, "/health", deadline)
-            replica.reachable = replica.up = code < 500
-            replica.late = 0
         except ConnectFailed as error:
-            replica.late = replica.late + 1 if isinstance(error, Late) else FALL
-            if replica.late >= FALL:
-                replica.reachable = replica.up = False
+            replica.failed(clock.monotonic(), late=isinstance(error, Late))
+            return
+        if code < 500:
+            replica.worked()
+        else:
+            replica.failed(clock.monotonic())
 
     await asyncio.gather(*(one(replica) for replica in replicas if replica.remote))

@@ -92,6 +92,26 @@ def test_addresses_and_owners(tmp_path: Path) -> None:
     assert port_owner(8081, str(tmp_path)) == ""
 
 
+def test_a_remote_engine_that_is_late_once_is_busy_and_twice_in_a_row_away(tmp_path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    engines = Engines(str(tmp_path), loop)
+    engines.configure(Config(engines=(Engine(name="chat", remote=("http://127.0.0.1:9",)),)))
+    (replica,) = engines.replicas()
+    for _ in range(2):
+        replica.failed(5.0, late=True)
+        assert replica.up and engines.serving(replica, 5.0)
+        replica.worked()
+    for _ in range(2):
+        replica.failed(5.0, late=True)
+    assert not replica.up and not engines.serving(replica, 5.0)
+    replica.worked()
+    assert engines.serving(replica, 5.0)
+    replica.failed(5.0)
+    assert not engines.serving(replica, 5.0), "it refused the connect: nobody is there"
+    engines.close()
+    loop.close()
+
+
 class Brief:
     """A call that waits, and ends as soon as it is let in."""
 
