@@ -13,6 +13,7 @@ from typing import Any
 
 from box import Box, Result
 
+from appliance import names
 from tests.support.layers import KEY_FILE, ready
 from tests.support.waiting import wait_until
 
@@ -71,6 +72,18 @@ class Appliance:
                 found[name] = int(pid)
         return found
 
+    @contextlib.contextmanager
+    def short_watchdog(self, seconds: int = 8) -> Iterator[None]:
+        """The gateway's watchdog waits so long, from a restart on that is made here; then as it was installed."""
+        where = f"/etc/systemd/system/{names.GATEWAY_UNIT}.d"
+        again = f"systemctl daemon-reload; systemctl restart {names.GATEWAY_UNIT}"
+        self.box.write(f"{where}/90-test.conf", f"[Service]\nWatchdogSec={seconds}\n")
+        self.box.sh(again, timeout=120)
+        try:
+            yield
+        finally:
+            self.box.sh(f"rm -r {where}; {again}", timeout=120)
+
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def wait_ready(self, limit: float = SERVE_LIMIT) -> None:
@@ -106,9 +119,11 @@ class Appliance:
         return value
 
     @contextlib.contextmanager
-    def streaming(self, tokens: int = 1500) -> Iterator[Stream]:
+    def streaming(
+        self, tokens: int = 1500, model: str = CHAT, text: str = "Count from one to one thousand."
+    ) -> Iterator[Stream]:
         """A stream with the SDK that has brought at least three deltas, and will bring exactly so many tokens."""
-        call = self._sdk_argv("stream", "Count from one to one thousand.", CHAT, tokens, "")
+        call = self._sdk_argv("stream", text, model, tokens, "")
         argv = self.box.outside_argv([*call, "--all-tokens"])
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:

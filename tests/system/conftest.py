@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,18 +21,26 @@ SOURCES = ("appliance", "systemd", "etc", "packaging/debian", "packaging/locks",
 
 # The same machine goes through these, one boot for all: each leaves it serving but the last, which purges.
 IN_TURN = ("test_serving", "test_recovery", "test_gateway_life", "test_configuration", "test_package")
+NEWER = "99.0.0"
 SPOILT = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here is a system test, and takes its time: making the runtime for the first time takes minutes."""
+    """Everything here is a system test, and takes its time: making the runtime for the first time takes minutes.
+
+    With `-n 2 --dist loadgroup` one process has the machine that goes through all, the other has what needs boxes of
+    its own, while the first mostly waits for vLLM.
+    """
+    places = {path: (IN_TURN.index(path.stem) + 1 if path.stem in IN_TURN else 0) if HERE in path.parents else -1
+              for path in {item.path for item in items}}  # fmt: skip
     for item in items:
-        if HERE in item.path.parents:
+        place = places[item.path]
+        if place >= 0:
             item.add_marker(pytest.mark.system)
+            item.add_marker(pytest.mark.xdist_group("machine" if place else "boxes"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(1800))
-    items.sort(key=lambda item: (HERE in item.path.parents, 1 + IN_TURN.index(item.path.stem)
-                                 if item.path.stem in IN_TURN else 0))  # fmt: skip
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,22 +62,25 @@ def deb() -> Path:
     path = ROOT / "dist/llm-appliance.deb"
     sources = [file for part in SOURCES for file in (ROOT / part).rglob("*") if "__pycache__" not in file.parts]
     if not path.exists() or any(file.stat().st_mtime > path.stat().st_mtime for file in sources if file.is_file()):
-        build(path)
+        subprocess.run([str(ROOT / "packaging/build-deb.sh"), "--output", str(path)], check=True, timeout=600)
     return path
 
 
 @pytest.fixture(scope="session")
-def newer_deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same package with a higher version."""
-    path = tmp_path_factory.mktemp("deb") / "llm-appliance-newer.deb"
-    build(path, "--version", "99.0.0")
+def newer_deb(deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same package with a higher version, as if built with `--version`."""
+    directory = tmp_path_factory.mktemp("deb")
+    tree, path = directory / "tree", directory / "llm-appliance-newer.deb"
+    subprocess.run(["dpkg-deb", "-R", str(deb), str(tree)], check=True, timeout=60)
+    for name, old, new in (
+        ("DEBIAN/control", r"^Version: .*", f"Version: {NEWER}"),
+        ("usr/lib/llm-appliance/appliance/__init__.py", r"^__version__ = .*", f'__version__ = "{NEWER}"'),
+    ):
+        text, count = re.subn(old, new, (tree / name).read_text(), flags=re.MULTILINE)
+        assert count == 1, name
+        (tree / name).write_text(text)
+    subprocess.run(["dpkg-deb", "-Zgzip", "-z1", "-b", str(tree), str(path)], check=True, timeout=60)
     return path
-
-
-def build(path: Path, *options: str) -> None:
-    """Build the package."""
-    command = [str(ROOT / "packaging/build-deb.sh"), "--output", str(path), *options]
-    subprocess.run(command, check=True, timeout=600)
 
 
 class Machines:

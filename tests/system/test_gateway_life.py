@@ -1,6 +1,7 @@
 """The gateway's process under systemd: restarts and upgrades under continuous load, and what goes wrong in them.
 
-Short requests go to a fake engine, thousands of them; the long stream comes from the real vLLM.
+Short requests go to a fake engine, thousands of them, and so does the stream that must outlast an upgrade: it ends when
+it is told to. The other streams come from the real vLLM.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.vllm
 
 UNIT = "llm-gateway.service"
 FAKE = "fake"
+LONG = 47  # tokens of the stream that outlasts an upgrade; no other answer here has as many
 CONFIG = "/etc/llm-appliance/config.toml"
 EDIT = "\n[gateway.admission]\nqueue_size = 77\n"
 DROPIN = "/etc/llm-appliance/config.d/70-fake.toml"
@@ -35,6 +37,8 @@ name = "{FAKE}"
 model = "tests/{FAKE}"
 served_names = ["{FAKE}"]
 remote = ["http://127.0.0.1:9000"]
+[gateway.timeouts]
+stall = "600s"
 """
 FINISHING = "in the process before an upgrade"
 MAIN = "/usr/lib/llm-appliance/appliance/gateway/main.py"
@@ -165,7 +169,8 @@ def test_an_upgrade_hands_over(busy: Appliance, newer_deb: Path, tmp_path: Path)
     busy.cli("apply", timeout=120)
     edited, engine, before = box.read(CONFIG), busy.engine(), main_pid(busy)
     box.put(newer_deb, "/root/newer.deb")
-    with load(busy, tmp_path) as clients, busy.streaming(tokens=1500) as stream:
+    held = busy.streaming(tokens=LONG, model=FAKE, text="[[fault:hold=6]]")
+    with load(busy, tmp_path) as clients, held as stream:
         clients.wait_asked(50)
         box.sh("apt-get install -y --no-install-recommends /root/newer.deb", timeout=180)
         after = main_pid(busy)
@@ -176,7 +181,8 @@ def test_an_upgrade_hands_over(busy: Appliance, newer_deb: Path, tmp_path: Path)
         wait_until(lambda: FINISHING in box.sh(f"systemctl status {UNIT}").out, 15, "the status line says so", pause=1)
         clients.wait_asked(200)
         told = clients.end()
-        streamed = stream.end(600)
+        box.sh("curl -sf -d 6 http://127.0.0.1:9000/_fake/go")
+        streamed = stream.end(60)
     print(f"upgrade: {told}")
     assert told["failed"] == 0, told["bad"]
     assert streamed["error"] is None and streamed["finish"] == "length"
@@ -185,7 +191,7 @@ def test_an_upgrade_hands_over(busy: Appliance, newer_deb: Path, tmp_path: Path)
     assert box.read(CONFIG) == edited
     wait_until(lambda: members(busy) == [after], 90, "the old process has ended", pause=1)
     wait_still(busy)
-    assert ledger_lines(busy, 1500) == 1, "the stream's line, with every token, once"
+    assert ledger_lines(busy, LONG) == 1, "the stream's line, with every token, once"
     busy.cli("audit verify")
 
 
@@ -230,8 +236,9 @@ def test_a_stop_in_the_middle_ends_both(busy: Appliance, verb: str) -> None:
 
 def test_a_new_main_process_that_stands_still_loses_the_watchdog(busy: Appliance) -> None:
     """The watchdog is the new process's: systemd ends it, and starts another."""
-    _, after = hand_over(busy)
-    busy.box.sh(f"kill -{signal.SIGSTOP.value} {after}")
-    wait_until(lambda: main_pid(busy) not in (0, after), 90, "systemd starts another", pause=1)
-    wait_until(lambda: answers(busy, FAKE), 30, "it answers", pause=0.5)
+    with busy.short_watchdog():
+        _, after = hand_over(busy)
+        busy.box.sh(f"kill -{signal.SIGSTOP.value} {after}")
+        wait_until(lambda: main_pid(busy) not in (0, after), 90, "systemd starts another", pause=0.5)
+        wait_until(lambda: answers(busy, FAKE), 30, "it answers", pause=0.5)
     assert "Watchdog timeout" in busy.journal(f"-u {UNIT}")

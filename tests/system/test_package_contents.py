@@ -1,7 +1,8 @@
-"""What is in the package; what systemd of both releases says of its units; remove, install again, purge."""
+"""What is in the package; its first minutes on both releases, what systemd says of its units; remove, purge."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from box import Box
 
 from tests.support import layers
+from tests.support.machine import CHAT, PARIS
 from tests.support.waiting import wait_until
 from tests.unit.packaging.test_units import THRESHOLDS
 
@@ -104,6 +106,22 @@ def box(request: pytest.FixtureRequest, deb: Path) -> Iterator[Box]:
         box.boot(network="private")
         layers.install(box, deb)
         yield box
+
+
+def test_a_first_installation_answers_at_once_and_honestly(box: Box) -> None:
+    """Without a network, so without a runtime: the gateway says within seconds what is going on."""
+    wait_until(lambda: box.sh("curl -s -m 2 http://127.0.0.1:8080/healthz", check=False).status == 0, 10, "an answer")
+    assert box.sh("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8080/readyz").out == "503"
+    key = json.loads(box.sh("llm-appliance keys create first --json").out)["key"]
+    body = json.dumps({"model": CHAT, "messages": [{"role": "user", "content": PARIS}]})
+    ask = f"curl -s -i -m 20 -H 'Authorization: Bearer {key}' -d '{body}' http://127.0.0.1:8080/v1/chat/completions"
+    answer = box.sh(ask).out
+    assert " 503 " in answer.splitlines()[0], answer
+    assert "engine_starting" in answer
+    assert "retry-after:" in answer.lower()
+    for unit in ("llm-gateway.service", "llm-supervisor.service", "llm-appliance.target"):
+        assert box.sh(f"systemctl is-active {unit}", check=False).out.strip() == "active", unit
+        assert box.sh(f"systemctl is-enabled {unit}", check=False).out.strip() == "enabled", unit
 
 
 def test_systemd_has_nothing_to_say_about_the_units(box: Box) -> None:

@@ -48,25 +48,18 @@ def _pid(appliance: Appliance, victim: str) -> int:
 
 def test_a_stopped_gateway_is_restarted_by_its_watchdog(appliance: Appliance) -> None:
     appliance.wait_answer()
-    before = appliance.show("llm-gateway.service", "MainPID")["MainPID"]
     engine = appliance.engine("default")["start"]
-    appliance.box.sh(f"kill -STOP {before}")
+    with appliance.short_watchdog():
+        before = appliance.show("llm-gateway.service", "MainPID")["MainPID"]
+        appliance.box.sh(f"kill -STOP {before}")
 
-    def again() -> bool:
-        now = appliance.show("llm-gateway.service", "MainPID", "ActiveState")
-        return now["ActiveState"] == "active" and now["MainPID"] not in ("0", before)
+        def again() -> bool:
+            now = appliance.show("llm-gateway.service", "MainPID", "ActiveState")
+            return now["ActiveState"] == "active" and now["MainPID"] not in ("0", before)
 
-    wait_until(again, 90, "the watchdog has restarted the gateway", pause=1)
-    assert "Paris" in appliance.wait_answer(30)["text"]
+        wait_until(again, 90, "the watchdog has restarted the gateway", pause=0.5)
+        assert "Paris" in appliance.wait_answer(30)["text"]
     assert appliance.engine()["start"] == engine
-
-
-def test_restart(appliance: Appliance) -> None:
-    before = appliance.wait_serving("default")["start"]
-    appliance.cli("restart default", timeout=240)
-    wait_until(lambda: appliance.engine().get("start") != before, 90, "another start")
-    appliance.wait_serving("default")
-    assert "Paris" in appliance.wait_answer(60)["text"]
 
 
 def test_a_restart_with_evidence_tells_where_it_was_and_can_be_judged_again(appliance: Appliance) -> None:
@@ -89,7 +82,7 @@ def test_a_restart_with_evidence_tells_where_it_was_and_can_be_judged_again(appl
     assert "Paris" in appliance.wait_answer(60)["text"]
 
 
-def test_a_change_of_the_ladder_reaches_the_sandboxed_launcher(appliance: Appliance) -> None:
+def test_a_change_of_the_ladder_reaches_the_sandboxed_launcher_and_ends_with_a_restart(appliance: Appliance) -> None:
     """The supervisor's directory is hidden from engines; the unit's set-up hands the change in."""
     state = appliance.wait_serving("default")
     rung = {"v": 1, "digest": state["digest"], "runtime": state["runtime"], "gpus": state["gpus"], "env": {},
@@ -105,8 +98,10 @@ def test_a_change_of_the_ladder_reaches_the_sandboxed_launcher(appliance: Applia
         assert "it is started with: max_num_seqs = 3" in appliance.cli("check").out
     finally:
         appliance.box.sh(f"rm -rf $(dirname {file}); systemctl start llm-supervisor")
-    appliance.box.sh(f"systemctl restart {UNIT}", timeout=240)
+    appliance.cli("restart default", timeout=240)
+    wait_until(lambda: appliance.engine().get("start") != changed["start"], 90, "another start")
     assert appliance.wait_serving("default")["changed"] == ""
+    assert "Paris" in appliance.wait_answer(60)["text"]
 
 
 def test_a_held_engine_stays_down_and_says_so(appliance: Appliance) -> None:

@@ -29,7 +29,7 @@ def test_an_interpreter_tells_its_version(tmp_path: Path) -> None:
 
 def test_one_that_is_late_is_not_one_that_is_missing(tmp_path: Path) -> None:
     """It may answer at the next start, so this is no end that the service manager keeps."""
-    with pytest.raises(Failed, match="within 0.1 s") as caught:
+    with pytest.raises(Failed, match=r"within 0\.1 s") as caught:
         bootstrap.python_version(program(tmp_path / "python3", "exec sleep 30"), 0.1)
     assert not isinstance(caught.value, Impossible) and caught.value.hint
 
