@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from appliance.config.model import KeyLimits
@@ -56,6 +55,8 @@ def nothing_is_held(gateway: Gateway) -> bool:
 
 
 def test_a_minutes_requests_and_the_sdk_that_waits_for_the_next(limited: Gateway, keys: Make) -> None:
+    import openai
+
     secret = keys("alice", rpm=60)
     first = ask(limited, secret)
     assert first.status == 200
@@ -186,6 +187,8 @@ def test_an_answer_that_takes_longer_than_its_key_may(limited: Gateway, keys: Ma
 def test_the_days_tokens_outlive_a_restart_and_the_sdk_gives_up(
     limited: Gateway, keys: Make, engine: FakeEngine
 ) -> None:
+    import openai
+
     clear_of_midnight(30)
     secret = keys("frank", daily_tokens=200)
     assert ask(limited, secret, fault("tokens=150", max_tokens=150)).status == 200

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.component.gateway.conftest import Start
@@ -35,6 +34,8 @@ def behind(raw: RawEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def ask(gateway: Gateway, sdk: str, retries: int) -> None:
     """A call that is bound to fail."""
     if sdk == "openai":
+        import openai
+
         with openai.OpenAI(base_url=gateway.base, api_key="sk-any", max_retries=retries, timeout=20) as client:
             client.chat.completions.create(model=MODEL, messages=MESSAGES)
     else:

@@ -43,13 +43,13 @@ def test_no_legacy_flag_is_known_and_every_refused_one_is_a_flag_or_a_habit() ->
 
 
 @pytest.mark.parametrize("flag", sorted(LEGACY))
-@pytest.mark.parametrize("value", [True, 4, "x"])
-def test_a_legacy_flag_is_never_passed_on_and_never_fails(flag: str, value: object) -> None:
-    clean, [finding] = vllmflags.check({flag: value})
-    assert flag not in clean
-    assert finding.severity == "warning"
-    assert finding.remedy
-    assert set(clean) <= set(vllmflags.table().flags)
+def test_a_legacy_flag_is_never_passed_on_and_never_fails(flag: str) -> None:
+    for value in (True, 4, "x"):
+        clean, [finding] = vllmflags.check({flag: value})
+        assert flag not in clean
+        assert finding.severity == "warning"
+        assert finding.remedy
+        assert set(clean) <= set(vllmflags.table().flags)
 
 
 @pytest.mark.parametrize("flag", sorted(REFUSED))
@@ -195,8 +195,8 @@ Group:
 STRANGE = [[], {}, ["a"], {"a": [1]}, 1.5, float("nan"), True, "x", -1, 10**400, [[1], [{}]], "\0"]
 
 
-@pytest.mark.parametrize("flag", ["", "zzz", *LEGACY, *REFUSED, *vllmflags.table().flags])
-def test_no_value_of_a_flag_raises(flag: str) -> None:
-    for value in STRANGE:
-        clean, findings = vllmflags.check({flag: value})
-        assert clean or findings, (flag, value)
+def test_no_value_of_a_flag_raises() -> None:
+    for flag in ("", "zzz", *LEGACY, *REFUSED, *vllmflags.table().flags):
+        for value in STRANGE:
+            clean, findings = vllmflags.check({flag: value})
+            assert clean or findings, (flag, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,24 +93,24 @@ def test_strange_json_is_refused_or_understood_as_vllm_does(gateway: Gateway, en
     settle(gateway)
 
 
-BOMBS = {
-    "lists in lists": b"[" * 5_000_000,
-    "objects in objects": b'{"a":' * 1_000_000,
-    "many lists": b'{"model":"m","a":[' + b"[]," * 5_000_000 + b"0]}",
-    "many objects": b'{"model":"m","a":[' + b'{"a":1},' * 2_000_000 + b"0]}",
-    "lists without commas": b'{"model":"m","a":' + b'{"":[' * 400_000 + b"0",
-    "as many numbers as are allowed": b'{"model":"m","a":[' + b"1234.5," * 499_990 + b"0]}",
-    "as many lists as are allowed": b'{"model":"m","a":[' + b"[0,0,0]," * 249_990 + b"0]}",
-    "many keys": b'{"model":"m"' + b"".join(b',"%d":0' % n for n in range(1_000_000)) + b"}",
-    "a number of 10 MB": b'{"model":"m","a":' + b"9" * 10_000_000 + b"}",
-    "a string of 16 MB": b'{"model":"m","a":"' + b"\\u0041" * 2_700_000 + b'"}',
+BOMBS: dict[str, Callable[[], bytes]] = {  # made for their own tests alone: megabytes each
+    "lists in lists": lambda: b"[" * 5_000_000,
+    "objects in objects": lambda: b'{"a":' * 1_000_000,
+    "many lists": lambda: b'{"model":"m","a":[' + b"[]," * 5_000_000 + b"0]}",
+    "many objects": lambda: b'{"model":"m","a":[' + b'{"a":1},' * 2_000_000 + b"0]}",
+    "lists without commas": lambda: b'{"model":"m","a":' + b'{"":[' * 400_000 + b"0",
+    "as many numbers as are allowed": lambda: b'{"model":"m","a":[' + b"1234.5," * 499_990 + b"0]}",
+    "as many lists as are allowed": lambda: b'{"model":"m","a":[' + b"[0,0,0]," * 249_990 + b"0]}",
+    "many keys": lambda: b'{"model":"m"' + b"".join(b',"%d":0' % n for n in range(1_000_000)) + b"}",
+    "a number of 10 MB": lambda: b'{"model":"m","a":' + b"9" * 10_000_000 + b"}",
+    "a string of 16 MB": lambda: b'{"model":"m","a":"' + b"\\u0041" * 2_700_000 + b'"}',
 }
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_and_others_are_served_meanwhile(gateway: Gateway, name: str) -> None:
     Path(f"/proc/{gateway.process.pid}/clear_refs").write_text("5")  # the peak is counted anew
-    before, slowest = rss(gateway), 0.0
+    before, slowest, bomb = rss(gateway), 0.0, BOMBS[name]()
     done = threading.Event()
 
     def watch() -> None:
@@ -122,7 +123,7 @@ def test_a_bomb_is_refused_and_others_are_served_meanwhile(gateway: Gateway, nam
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        answer = gateway.request("POST", CHAT.decode(), BOMBS[name])
+        answer = gateway.request("POST", CHAT.decode(), bomb)
     finally:
         done.set()
         watcher.join()
