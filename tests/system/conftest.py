@@ -25,21 +25,19 @@ NEWER = "99.0.0"
 SPOILT = pytest.StashKey[bool]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here is a system test, and takes its time: making the runtime for the first time takes minutes.
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Everything here is a system test, and takes its time: making the runtime for the first time takes minutes."""
+    item.add_marker(pytest.mark.system)
+    if item.path.stem in IN_TURN:
+        item.add_marker(pytest.mark.machine)
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(1800))
 
-    With `-n 2 --dist loadgroup` one process has the machine that goes through all, the other has what needs boxes of
-    its own, while the first mostly waits for vLLM.
-    """
-    places = {path: (IN_TURN.index(path.stem) + 1 if path.stem in IN_TURN else 0) if HERE in path.parents else -1
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Last of all, and the machine's in turn."""
+    places = {path: (1 + IN_TURN.index(path.stem) if path.stem in IN_TURN else 0) if path.parent == HERE else -1
               for path in {item.path for item in items}}  # fmt: skip
-    for item in items:
-        place = places[item.path]
-        if place >= 0:
-            item.add_marker(pytest.mark.system)
-            item.add_marker(pytest.mark.xdist_group("machine" if place else "boxes"))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(1800))
     items.sort(key=lambda item: places[item.path])
 
 
