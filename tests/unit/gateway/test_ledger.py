@@ -44,12 +44,18 @@ def test_a_name_cannot_forge_a_field_or_a_line(model: str) -> None:
 Job = Callable[[Ledger], None]
 
 
-def keep(directory: Path, *jobs: Job, wall: Callable[[], float] = lambda: 1_800_000_000.0, **options: Any) -> Ledger:
+def keep(
+    directory: Path,
+    *jobs: Job,
+    wall: Callable[[], float] = lambda: 1_800_000_000.0,
+    days: int = 30,
+    **options: Any,
+) -> Ledger:
     """A ledger in `directory` that lives as long as the jobs take, each in a thread so that the loop runs on."""
 
     async def live() -> Ledger:
         ledger = Ledger(Journal("test", path=str(directory / "none")), wall=wall, **options)
-        ledger.configure(str(directory), 30 * 86400.0)
+        ledger.configure(str(directory), days * 86400.0)
         loop = asyncio.get_running_loop()
         for job in jobs:
             await loop.run_in_executor(None, job, ledger)
@@ -142,10 +148,10 @@ def test_old_files_are_deleted_as_days_pass(tmp_path: Path, capsys: pytest.Captu
         finish(record(at=now[0]))(ledger)
         wait_until(lambda: not ledger.waiting, 10, "it is written", 0.01)
 
-    keep(tmp_path, finish(record(at=now[0])), *[day_passes] * 34, wall=lambda: now[0])
+    keep(tmp_path, finish(record(at=now[0])), *[day_passes] * 7, wall=lambda: now[0], days=3)
     files = auditfiles.names(str(tmp_path))
-    assert files[0] == "usage-2027-01-19.jsonl" and files[-1] == "usage-2027-02-18.jsonl" and len(files) == 31
-    assert [one["seq"] for one in entries(tmp_path)] == list(range(5, 36))
+    assert files == [f"usage-2027-01-{day}.jsonl" for day in (19, 20, 21, 22)]
+    assert [one["seq"] for one in entries(tmp_path)] == [5, 6, 7, 8]
     told = capsys.readouterr().err
     assert "1 files of days before" in told and "usage-2027-01-15.jsonl ends with line 1, hash " in told
 
