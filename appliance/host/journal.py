@@ -13,10 +13,12 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 CRIT, ERR, WARNING, NOTICE, INFO, DEBUG = 2, 3, 4, 5, 6, 7  # syslog(3)
 SOCKET = "/run/systemd/journal/socket"
+DATAGRAM = 1 << 16  # bytes sent at once, unless one entry is larger: the kernel's limit is some 200 KB
+SEND_TIMEOUT = struct.pack("ll", 1, 0)  # seconds, microseconds; a timeout of Python's own asks the kernel twice
 
 
 def message_id(name: str) -> str:
@@ -46,13 +48,24 @@ class Journal:
 
     def log(self, priority: int, message: str, **fields: object) -> None:
         """One line with its fields; None leaves a field out. A journal that restarts is found again."""
-        record = encode({"PRIORITY": priority, "SYSLOG_IDENTIFIER": self.identifier, "MESSAGE": message} | fields)
-        if self._send(record) or self._send(record):
-            return
+        self.log_all(priority, [(message, fields)])
+
+    def log_all(self, priority: int, lines: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+        """Many lines, each with its fields; the journal takes DATAGRAM bytes of them at once."""
+        common = {"PRIORITY": priority, "SYSLOG_IDENTIFIER": self.identifier}
+        told = 0
+        if self._socket is not None or os.path.exists(self._path):
+            for batch in _batches([encode({**common, "MESSAGE": message, **fields}) for message, fields in lines]):
+                if not (self._send(b"\n".join(batch)) or self._send(b"\n".join(batch))):
+                    break
+                told += len(batch)
         prefix = f"<{priority}>" if under_journal() else f"{self.identifier}: "
+        messages = (line for message, _ in lines[told:] for line in message.splitlines() or [""])
+        text = "".join([f"{prefix}{message}\n" for message in messages])
         try:
-            sys.stderr.write("".join(f"{prefix}{line}\n" for line in message.splitlines() or [""]))
-            sys.stderr.flush()
+            if text:
+                sys.stderr.write(text)
+                sys.stderr.flush()
         except (OSError, ValueError):
             return
 
@@ -66,7 +79,7 @@ class Journal:
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                self._socket.settimeout(1.0)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, SEND_TIMEOUT)
                 self._socket.connect(self._path)
             try:
                 self._socket.send(record)
@@ -81,17 +94,35 @@ class Journal:
 
 
 def encode(fields: Mapping[str, object]) -> bytes:
-    """The protocol's record: `NAME=value` lines, a length before values that hold a newline."""
-    record = bytearray()
-    for name, value in fields.items():
-        if value is None:
-            continue
-        data = str(value).encode(errors="replace")
-        if b"\n" in data:
-            record += name.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n"
-        else:
-            record += name.encode() + b"=" + data + b"\n"
-    return bytes(record)
+    """The protocol's entry: `NAME=value` lines, a length before values that hold a newline."""
+    lines = [f"{name}={value}\n" for name, value in fields.items() if value is not None]
+    text = "".join(lines)
+    if text.count("\n") == len(lines):
+        return text.encode(errors="replace")
+    entry = bytearray()
+    for line in lines:
+        name, _, value = line.partition("=")
+        data = value.encode(errors="replace")
+        entry += (
+            line.encode(errors="replace")
+            if data.count(b"\n") == 1
+            else b"%b\n%b%b" % (name.encode(), struct.pack("<Q", len(data) - 1), data)
+        )
+    return bytes(entry)
+
+
+def _batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Entries that go together; between two of them stands an empty line."""
+    batch: list[bytes] = []
+    size = 0
+    for entry in entries:
+        if batch and size + len(entry) > DATAGRAM:
+            yield batch
+            batch, size = [], 0
+        batch.append(entry)
+        size += len(entry) + 1
+    if batch:
+        yield batch
 
 
 def _send_large(target: socket.socket, record: bytes) -> None:

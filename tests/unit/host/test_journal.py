@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.host.journal import ERR, INFO, Journal, encode, message_id, under_journal
+from appliance.host.journal import DATAGRAM, ERR, INFO, Journal, encode, message_id, under_journal
 
 
 @pytest.fixture
@@ -31,6 +31,18 @@ def test_a_line_with_its_fields(daemon: socket.socket, journal: Journal) -> None
     assert daemon.recv(4096).decode().splitlines() == [
         "PRIORITY=3", "SYSLOG_IDENTIFIER=llm-test", "MESSAGE=it died", "LLM_ENGINE=chat", "LLM_CAUSE=engine-died",
     ]  # fmt: skip
+
+
+def test_many_lines_come_in_few_datagrams_an_empty_line_between_two(daemon: socket.socket, journal: Journal) -> None:
+    daemon.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    journal.log_all(INFO, [("x" * 600, {"N": number}) for number in range(300)])
+    datagrams = [daemon.recv(1 << 18) for _ in range(3)]
+    daemon.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        daemon.recv(1)
+    assert all(len(datagram) <= DATAGRAM for datagram in datagrams)
+    entries = [entry for datagram in datagrams for entry in datagram.removesuffix(b"\n").split(b"\n\n")]
+    assert [entry.splitlines()[-1] for entry in entries] == [b"N=%d" % number for number in range(300)]
 
 
 def test_a_value_with_a_newline_has_its_length() -> None:
