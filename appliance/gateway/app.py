@@ -29,10 +29,11 @@ from .fetch import probe
 from .handler import Handler
 from .handover import Heir, hand_over
 from .learning import learn
-from .ledger import Ledger, Record
+from .ledger import Ledger
 from .metrics import Metrics
 from .predecessors import Predecessors
 from .quarantine import Quarantines
+from .record import Record
 from .selfprobe import SelfProbe
 from .server import ClientServer
 from .sockets import PUBLIC, Servers, Sockets

@@ -14,12 +14,23 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from appliance.host import auditfiles
 from appliance.host.files import replace
 from appliance.wire import auditline
-from appliance.wire.auditline import GENESIS, HEAD_BYTES, HEAD_FILE, TORN, BadLine, Head, compose, day_of, file_name
+from appliance.wire.auditline import (
+    GENESIS,
+    HEAD_BYTES,
+    HEAD_FILE,
+    TORN,
+    BadLine,
+    Head,
+    compose,
+    day_of,
+    file_name,
+    members,
+)  # fmt: skip
 
 MODE = 0o640
 
@@ -44,17 +55,17 @@ class AuditWriter:
             self._close_files()
             raise
 
-    def append(self, day: str, bodies: Sequence[Mapping[str, object]]) -> None:
-        """Write a line for each body into the file of `day`."""
+    def append(self, day: str, entries: Sequence[str]) -> None:
+        """Write a line for each entry, members of a JSON object in ASCII, into the file of `day`."""
         if self._file >= 0 and self._is_gone():
             self.sync()
             self._close_file()
         if self._file < 0 or day > self._day:
             self._open(max(day, self._day))
         pieces, seq, digest = [], self.last, self.hash
-        for body in bodies:
+        for entry in entries:
             seq += 1
-            piece, digest = compose(seq, digest, body)
+            piece, digest = compose(seq, digest, entry)
             pieces.append(piece)
         self._write(b"".join(pieces))
         self.last, self.hash = seq, digest
@@ -224,8 +235,8 @@ class AuditWriter:
         replace(f"{self.directory}/{name}", torn, MODE)
         self._size -= len(torn)
         os.ftruncate(self._file, self._size)
-        body = {"event": TORN, "file": name, "bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()}
-        line, digest = compose(self.last + 1, self.hash, body)
+        told = {"event": TORN, "file": name, "bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()}
+        line, digest = compose(self.last + 1, self.hash, members(told))
         self._write(line)
         self.last, self.hash = self.last + 1, digest
 

@@ -1,28 +1,23 @@
-"""What is written of a finished call: one line for the journal, one for the usage ledger. Never a prompt, never a key.
+"""The writer of what is told of finished calls, in the journal and in the usage ledger.
 
-The loop hands over a frozen record and goes on; a thread of its own writes, so a slow disk or journal costs no token.
+The loop hands over a record and goes on; a thread of its own writes, so a slow disk or journal costs no token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Callable
 
 from appliance import clock
 from appliance.host import journal
 from appliance.wire import auditline
 
 from .auditwriter import AuditWriter
+from .record import Record, entry, line
 
 GATHER = 0.2  # seconds for which records gather before the writer is woken: a wake-up costs more than a record
 SYNC = 0.5  # seconds between two syncs: with GATHER and a slow disk less than one second can be lost
@@ -30,79 +25,7 @@ RETRY = 1.0  # seconds between two tries while the ledger cannot be written
 LOOK = 600.0  # seconds between two looks for old files
 BACKLOG = 20_000  # records that may wait, some 16 MB; beyond that they are counted and dropped
 DAY = 86400
-CHUNK = 50  # records that one write takes: between two the loop gets its turn, a millisecond later at most
-
-
-class Record(NamedTuple):
-    """One finished call. Times in milliseconds, None where the call did not come that far; counts None if unknown.
-
-    `outcome`: `ok` (answered, also with an engine's own 4xx), `engine_error` (an engine's own 5xx was passed on),
-    `refused` (`code` says why), `broken` (the client has part of it, or an error event), `client_left`.
-    """
-
-    at: float
-    request_id: str
-    key_id: str
-    client: str
-    route: str
-    model: str
-    engine: str
-    status: int
-    outcome: str
-    code: str
-    stream: bool
-    queue_ms: float | None
-    first_token_ms: float | None
-    total_ms: float
-    events: int
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    completion_tokens: int | None
-    estimated: bool
-    resent: int
-
-
-FIELDS = Record._fields
-
-
-def record_of(values: Mapping[str, object]) -> Record:
-    """A record from its fields as JSON; another version's process may know more of them, or fewer."""
-    return Record(**{name: values.get(name) for name in FIELDS})  # type: ignore[arg-type]
-
-
-def line(record: Record) -> str:
-    """The record as `key=value`, what is not known left out."""
-    words = [f"{name}={_word(value)}" for name, value in zip(_NAMES, _NAMED(record), strict=True) if value != ""]
-    words += [f"{name}={value:.1f}" for name, value in zip(_TIMES, _TIMED(record), strict=True) if value is not None]
-    words += [f"{name}={value}" for name, value in zip(_COUNTS, _COUNTED(record), strict=True) if value is not None]
-    if record.resent:
-        words.append(f"resent={record.resent}")
-    return " ".join(words)
-
-
-_NAMES = ("request", "key", "client", "route", "model", "engine", "status", "outcome", "code")
-_NAMED = attrgetter("request_id", "key_id", "client", "route", "model", "engine", "status", "outcome", "code")
-_TIMES = ("queue_ms", "ttft_ms", "total_ms")
-_TIMED = attrgetter("queue_ms", "first_token_ms", "total_ms")
-_COUNTS = ("events", "prompt_tokens", "completion_tokens")
-_COUNTED = attrgetter("events", "prompt_tokens", "completion_tokens")
-
-
-def entry(record: Record) -> dict[str, object]:
-    """The record as the ledger keeps it."""
-    found: dict[str, object] = record._asdict()
-    found["at"] = round(record.at, 3)
-    for name in ("queue_ms", "first_token_ms", "total_ms"):
-        value = getattr(record, name)
-        found[name] = None if value is None else round(value, 1)
-    return found
-
-
-@lru_cache(maxsize=512)
-def _word(value: object) -> str:
-    text = str(value)
-    # Names come from clients: one that holds a blank or a control character is quoted, so it cannot forge a field.
-    return text if text.isascii() and text.isprintable() and " " not in text and '"' not in text else json.dumps(text)
+CHUNK = 100  # records that one write takes: between two the loop gets its turn, a millisecond later at most
 
 
 class Ledger:
@@ -198,21 +121,7 @@ class Ledger:
         """A line for the journal of each record that is new."""
         records = [self._new.popleft() for _ in range(len(self._new))]
         self._held.extend(records)
-        if not records:
-            return
-        if os.path.exists(journal.SOCKET):
-            for record in records:
-                self._log.log(
-                    journal.INFO,
-                    line(record),
-                    LLM_EVENT="request",
-                    LLM_REQUEST_ID=record.request_id,
-                    LLM_KEY_ID=record.key_id,
-                    LLM_ENGINE=record.engine or None,
-                )
-        else:
-            mark = f"<{journal.INFO}>" if journal.under_journal() else f"{self._log.identifier}: "
-            _say("".join(f"{mark}{line(record)}\n" for record in records))
+        self._log.log_all(journal.INFO, [(line(record), _fields(record)) for record in records])
 
     def _keep(self) -> None:
         """Bring what waits into the file; raises what stands in the way."""
@@ -229,15 +138,14 @@ class Ledger:
         dropped, waited = self.dropped, len(self._held)
         lost = dropped - self._told_dropped
         if lost and self._held:
-            writer.append(
-                _utc(_day(self._held[0])), [{"event": auditline.LOST, "at": round(self._wall(), 3), "count": lost}]
-            )
+            told = {"event": auditline.LOST, "at": round(self._wall(), 3), "count": lost}
+            writer.append(_utc(_day(self._held[0])), [auditline.members(told)])
             self._told_dropped = dropped
         while self._held:
             day, some = next(itertools.groupby(itertools.islice(self._held, CHUNK), _day))
-            bodies = [entry(record) for record in some]
-            writer.append(_utc(day), bodies)
-            for _ in bodies:
+            entries = [entry(record) for record in some]
+            writer.append(_utc(day), entries)
+            for _ in entries:
                 self._held.popleft()
         if self._closed or clock.monotonic() - self._synced_at >= SYNC:
             writer.sync()
@@ -289,9 +197,11 @@ def _utc(day: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(max(day, 0) * DAY))
 
 
-def _say(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
+def _fields(record: Record) -> dict[str, object]:
+    """By which `journalctl` finds its line."""
+    return {
+        "LLM_EVENT": "request",
+        "LLM_REQUEST_ID": record.request_id,
+        "LLM_KEY_ID": record.key_id,
+        "LLM_ENGINE": record.engine or None,
+    }

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from appliance.wire.promtext import Rows, family, label_block, number
 
-from .ledger import Record
+from .record import Record
 from .throughput import FirstTokenTimes
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

@@ -39,7 +39,7 @@ from appliance.policy.allowance import Demand, Hold
 from .allowances import Allowances
 from .auth import Gatekeeper, Principal
 from .engines import Engines, Group
-from .ledger import Record, record_of
+from .record import Record, record_of
 
 SILENT = 30.0  # seconds without a pulse after which a process is ended: it holds places and moves nothing
 LINE_LIMIT = 32 << 20  # a hello of 100,000 calls is half of it

@@ -30,8 +30,8 @@ from .deliveryprobe import DeliveryProbes
 from .engines import Engines, Group
 from .exchange import Exchange
 from .faults import place
-from .ledger import Record
 from .quarantine import Quarantines, Watch
+from .record import Record
 from .relay import End, Finish
 from .tasks import Tasks
 

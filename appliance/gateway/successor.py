@@ -24,8 +24,8 @@ from appliance.policy.allowance import Demand, Hold
 
 from .allowances import Allowances
 from .engines import Engines, Group
-from .ledger import Record
 from .predecessors import LINE_LIMIT
+from .record import Record
 
 AGAIN = 0.05  # seconds between two tries to connect
 ANSWER = 10.0  # seconds that a call waits for its allowance while nobody answers

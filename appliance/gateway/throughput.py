@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .exchange import Exchange
-from .ledger import Record
+from .record import Record
 
 SHORT, LONG = 10.0, 60.0  # seconds of the two windows of a rate
 SHORTEST = 0.5  # seconds in which a rate means anything

@@ -81,9 +81,14 @@ def day_of_torn(name: str) -> str | None:
     return match[1] if match else None
 
 
-def compose(seq: int, prev: str, body: Mapping[str, object]) -> tuple[bytes, str]:
-    """A line with its newline, and its hash."""
-    start = _ENCODER.encode({"v": VERSION, "seq": seq, "prev": prev, **body})[:-1].encode()
+def members(body: Mapping[str, object]) -> str:
+    """What a line is to say, as the members of a JSON object."""
+    return _ENCODER.encode(body)[1:-1]
+
+
+def compose(seq: int, prev: str, members: str) -> tuple[bytes, str]:
+    """A line with its newline, and its hash. `members` are ASCII."""
+    start = f'{{"v":{VERSION},"seq":{seq},"prev":"{prev}",{members}'.encode()
     digest = hashlib.sha256(start).hexdigest()
     return start + _MARK + digest.encode() + b'"}\n', digest
 

@@ -10,6 +10,7 @@ import pytest
 from appliance.cli import main
 from appliance.gateway.auditwriter import AuditWriter
 from appliance.host import keystore
+from appliance.wire.auditline import members
 
 
 def entry(at: float, key: str, **fields: Any) -> dict[str, object]:
@@ -40,7 +41,7 @@ def stage(tmp_path: Path) -> Path:
                         prompt_tokens=None, completion_tokens=None, cached_tokens=None)),
     ]  # fmt: skip
     for at, body in write_on:
-        writer.append(time.strftime("%Y-%m-%d", time.gmtime(at)), [body])
+        writer.append(time.strftime("%Y-%m-%d", time.gmtime(at)), [members(body)])
     writer.close()
     return tmp_path
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from appliance.gateway.auditwriter import AuditWriter
 from appliance.host import auditfiles
 from appliance.wire.auditchain import Report, verify
-from appliance.wire.auditline import HEAD_FILE, head_bytes
+from appliance.wire.auditline import HEAD_FILE, head_bytes, members
 
 A, B = "2027-01-15", "2027-01-16"
 FILE_A, FILE_B = f"usage-{A}.jsonl", f"usage-{B}.jsonl"
 
 
-def bodies(*numbers: int) -> list[dict[str, object]]:
-    return [{"at": float(number), "key_id": "k-1"} for number in numbers]
+def entries(*numbers: int) -> list[str]:
+    return [members({"at": float(number), "key_id": "k-1"}) for number in numbers]
 
 
 def check(directory: Path) -> Report:
@@ -33,7 +33,7 @@ def check(directory: Path) -> Report:
 def write(directory: Path, day: str, *numbers: int) -> None:
     """As one process would."""
     writer = AuditWriter(str(directory))
-    writer.append(day, bodies(*numbers))
+    writer.append(day, entries(*numbers))
     writer.close()
 
 
@@ -46,7 +46,7 @@ def kill(writer: AuditWriter) -> None:
 def test_lines_go_into_the_file_of_the_day_and_never_back(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
     for day in (A, B, A):
-        writer.append(day, bodies(1, 2))
+        writer.append(day, entries(1, 2))
     writer.close()
     assert [(tmp_path / name).read_bytes().count(b"\n") for name in (FILE_A, FILE_B)] == [2, 4]
     report = check(tmp_path)
@@ -57,9 +57,9 @@ def test_lines_go_into_the_file_of_the_day_and_never_back(tmp_path: Path) -> Non
 
 def test_a_killed_writer_leaves_a_whole_chain(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
-    writer.append(A, bodies(1, 2))
+    writer.append(A, entries(1, 2))
     writer.sync()
-    writer.append(B, bodies(3, 4))
+    writer.append(B, entries(3, 4))
     kill(writer)
     assert check(tmp_path).findings == []
     write(tmp_path, B, 5)
@@ -85,10 +85,10 @@ def test_what_a_crash_left_is_set_aside(tmp_path: Path, torn: bytes, with_head: 
 
 def test_after_a_power_cut_a_line_behind_a_hole_is_not_believed(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
-    writer.append(A, bodies(1))
+    writer.append(A, entries(1))
     writer.sync()
     before = (tmp_path / FILE_A).stat().st_size
-    writer.append(A, bodies(2, 3))
+    writer.append(A, entries(2, 3))
     kill(writer)
     data = bytearray((tmp_path / FILE_A).read_bytes())
     data[before : before + 40] = b"\0" * 40
@@ -107,10 +107,10 @@ def test_any_crash_in_a_write_leaves_what_can_be_continued(
     """However much of an unsynced write is there: what was synced stays, and the next start continues the chain."""
     directory = tmp_path_factory.mktemp("cut")
     writer = AuditWriter(str(directory))
-    writer.append(A, bodies(1, 2))
+    writer.append(A, entries(1, 2))
     writer.sync()
     durable = (directory / FILE_A).stat().st_size
-    writer.append(A, bodies(*range(3, 13)))
+    writer.append(A, entries(*range(3, 13)))
     kill(writer)
     os.truncate(directory / FILE_A, min(durable + cut, (directory / FILE_A).stat().st_size))
     if not keep:
@@ -134,9 +134,9 @@ def test_durable_lines_that_somebody_cut_off_stay_missing(tmp_path: Path) -> Non
 
 def test_a_file_that_somebody_took_away_is_missed_and_the_next_lines_are_kept(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
-    writer.append(A, bodies(1, 2))
+    writer.append(A, entries(1, 2))
     (tmp_path / FILE_A).unlink()
-    writer.append(A, bodies(3))
+    writer.append(A, entries(3))
     writer.close()
     assert [found.kind for found in check(tmp_path).findings] == ["missing"]
     assert check(tmp_path).last == 3
@@ -157,8 +157,8 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
 
 def test_files_of_days_before_are_deleted_and_the_chain_goes_on(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
-    writer.append(A, bodies(1, 2))
-    writer.append(B, bodies(3))
+    writer.append(A, entries(1, 2))
+    writer.append(B, entries(3))
     (tmp_path / f"torn-{A}-2").write_bytes(b"x")
     (tmp_path / "notes.txt").write_text("not ours")
     assert writer.expire(A) == [] and writer.expire(B) == [FILE_A]
@@ -166,7 +166,7 @@ def test_files_of_days_before_are_deleted_and_the_chain_goes_on(tmp_path: Path) 
     assert check(tmp_path).findings == [] and check(tmp_path).first == 3
     assert writer.expire("2027-02-01") == [FILE_B]
     assert check(tmp_path).findings == []
-    writer.append("2027-02-01", bodies(4))
+    writer.append("2027-02-01", entries(4))
     writer.close()
     report = check(tmp_path)
     assert report.findings == [] and report.first == report.last == 4
@@ -174,8 +174,8 @@ def test_files_of_days_before_are_deleted_and_the_chain_goes_on(tmp_path: Path) 
 
 def test_a_crash_between_head_and_deletion_is_no_fault(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
-    writer.append(A, bodies(1, 2))
-    writer.append(B, bodies(3))
+    writer.append(A, entries(1, 2))
+    writer.append(B, entries(3))
     data = (tmp_path / FILE_A).read_bytes()
     writer.expire(B)
     kill(writer)
@@ -198,19 +198,19 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
-    writer.append(A, bodies(1, 2))
+    writer.append(A, entries(1, 2))
     size = (tmp_path / FILE_A).stat().st_size
     with largest_file(size + 100), pytest.raises(OSError, match="too large"):
-        writer.append(A, bodies(3))
+        writer.append(A, entries(3))
     assert (tmp_path / FILE_A).stat().st_size == size
-    writer.append(A, bodies(3))
+    writer.append(A, entries(3))
     writer.close()
     assert check(tmp_path).findings == [] and check(tmp_path).last == 3
 
 
 def test_the_head_never_says_more_than_is_there(tmp_path: Path) -> None:
     writer = AuditWriter(str(tmp_path))
-    writer.append(A, bodies(1))
+    writer.append(A, entries(1))
     head = auditfiles.head(str(tmp_path))
     assert head is not None and head.last == 0
     writer.sync()

@@ -9,37 +9,15 @@ from typing import Any
 
 import pytest
 
-from appliance.gateway.ledger import FIELDS, Ledger, Record, line
+from appliance.gateway.ledger import Ledger
 from appliance.gateway.metrics import Histogram, Metrics
+from appliance.gateway.record import FIELDS, Record
 from appliance.host import auditfiles
 from appliance.host.journal import Journal
 from appliance.wire import auditchain
 from appliance.wire.promtext import samples
+from tests.support.records import record
 from tests.support.waiting import wait_until
-
-
-def record(**fields: Any) -> Record:
-    values: dict[str, Any] = {
-        "at": 1_800_000_000.0, "request_id": "r-1", "key_id": "k-1", "client": "127.0.0.1", "route": "/v1/completions",
-        "model": "m", "engine": "chat", "status": 200, "outcome": "ok", "code": "", "stream": True, "queue_ms": 1.25,
-        "first_token_ms": 20.0, "total_ms": 100.0, "events": 4, "prompt_tokens": 7, "cached_tokens": 2,
-        "completion_tokens": 3, "estimated": False, "resent": 0,
-    }  # fmt: skip
-    return Record(**{**values, **fields})
-
-
-def test_a_line_says_what_is_known() -> None:
-    told = line(record(first_token_ms=None, prompt_tokens=None))
-    assert "ttft_ms" not in told and "prompt_tokens" not in told and "resent" not in told
-    assert "request=r-1 key=k-1" in told and "queue_ms=1.2" in told
-
-
-@pytest.mark.parametrize("model", ["a outcome=ok", 'a"b', "a\nMESSAGE=x", "北京", "a\u2028b"])
-def test_a_name_cannot_forge_a_field_or_a_line(model: str) -> None:
-    told = line(record(model=model))
-    assert len(told.splitlines()) == 1
-    assert f"model={json.dumps(model)} engine=chat" in told
-
 
 Job = Callable[[Ledger], None]
 

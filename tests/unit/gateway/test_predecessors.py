@@ -16,9 +16,9 @@ from appliance.errors import ApiError
 from appliance.gateway.allowances import Allowances
 from appliance.gateway.auth import Gatekeeper, Principal
 from appliance.gateway.engines import Engines
-from appliance.gateway.ledger import Record, record_of
 from appliance.gateway.listeners import unix_socket
 from appliance.gateway.predecessors import Predecessors
+from appliance.gateway.record import Record, record_of
 from appliance.gateway.successor import SPOOL, Successor, left_behind
 from appliance.host.journal import Journal
 from appliance.policy.admission import Lease, Outcome, Refuse, Ticket

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.gateway.ledger import record_of
+from appliance.gateway.record import record_of
 from appliance.gateway.throughput import LONG, RECENT, SHORT, FirstTokenTimes, Running, TokenCounts
 
 NOW = 1_000_000.0

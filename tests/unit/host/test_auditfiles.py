@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from appliance.host import auditfiles
-from appliance.wire.auditline import GENESIS, compose
+from appliance.wire.auditline import GENESIS, compose, members
 
 DAYS = ("2027-01-15", "2027-01-16")
 
@@ -19,7 +19,7 @@ def ledger(tmp_path: Path) -> Path:
         for turn in range(20):
             number += 1
             key = "k-0" if day == 0 else f"k-{1 + turn % 2}"
-            raw, prev = compose(number, prev, {"at": 1000.0 * day + turn, "key_id": key})
+            raw, prev = compose(number, prev, members({"at": 1000.0 * day + turn, "key_id": key}))
             data += raw
         (tmp_path / f"usage-{name}.jsonl").write_bytes(data)
     (tmp_path / "usage-2027-01-16.jsonl.gz").write_bytes(b"not ours")
@@ -55,7 +55,7 @@ def test_a_file_read_backwards_is_the_file(ledger: Path, monkeypatch: pytest.Mon
 
 def test_entries_begin_at_a_moment_and_tell_of_what_cannot_be_read(ledger: Path) -> None:
     with (ledger / f"usage-{DAYS[1]}.jsonl").open("ab") as file:
-        file.write(b"{torn\n[]\n" + compose(41, GENESIS, {"event": "lost", "count": 3})[0])
+        file.write(b"{torn\n[]\n" + compose(41, GENESIS, members({"event": "lost", "count": 3}))[0])
     found = list(auditfiles.entries(str(ledger), 1015.0, DAYS[1]))
     assert [entry and entry.get("at") for entry in found] == [1015.0, 1016.0, 1017.0, 1018.0, 1019.0, None, None]
     assert len(list(auditfiles.entries(str(ledger), 0.0, "1970-01-01"))) == 42

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.wire.auditchain import Report, verify
-from appliance.wire.auditline import GENESIS, HEAD_FILE, TORN, Head, compose, parse_head
+from appliance.wire.auditline import GENESIS, HEAD_FILE, TORN, Head, compose, members, parse_head
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus/audit"
 
@@ -30,7 +30,8 @@ def test_corpus(case: Path) -> None:
 def chain(count: int) -> tuple[list[bytes], Head]:
     lines, digest = [], GENESIS
     for number in range(1, count + 1):
-        raw, digest = compose(number, digest, {"at": 1.0 + number, "key_id": "k-1", "completion_tokens": number})
+        said = members({"at": 1.0 + number, "key_id": "k-1", "completion_tokens": number})
+        raw, digest = compose(number, digest, said)
         lines.append(raw)
     return lines, Head(1, count, digest, "b", 0)
 

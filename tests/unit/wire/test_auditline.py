@@ -14,6 +14,7 @@ from appliance.wire.auditline import (
     day_of_torn,
     file_name,
     head_bytes,
+    members,
     parse,
     parse_head,
     torn_name,
@@ -21,7 +22,7 @@ from appliance.wire.auditline import (
 
 
 def test_a_line_is_json_and_holds_both_hashes() -> None:
-    raw, digest = compose(1, GENESIS, {"model": "北京\u2028\ud800", "n": None})
+    raw, digest = compose(1, GENESIS, members({"model": "北京\u2028\ud800", "n": None}))
     assert raw.endswith(b"\n") and raw.isascii() and raw.count(b"\n") == 1
     line = parse(raw[:-1])
     assert (line.seq, line.prev, line.hash) == (1, GENESIS, digest)
@@ -29,7 +30,7 @@ def test_a_line_is_json_and_holds_both_hashes() -> None:
 
 
 def test_a_line_with_another_byte_is_none() -> None:
-    raw = compose(3, "ab" * 32, {"at": 1.5, "key_id": "k-1"})[0][:-1]
+    raw = compose(3, "ab" * 32, members({"at": 1.5, "key_id": "k-1"}))[0][:-1]
     for at in range(len(raw)):
         with pytest.raises(BadLine):
             parse(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
@@ -42,7 +43,7 @@ def test_what_is_no_line(raw: bytes) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    raw = compose(1, GENESIS, {"v": 2})[0]
+    raw = compose(1, GENESIS, members({"v": 2}))[0]
     with pytest.raises(BadLine, match="version"):
         parse(raw[:-1])
 
