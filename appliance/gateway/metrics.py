@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from appliance.wire.promtext import Rows, family, label_block, number
 
@@ -15,97 +15,125 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 
 class Histogram:
-    """Counts of observations by upper bound, for each value of one label."""
+    """Counts of observations by upper bound."""
 
-    def __init__(self, name: str, text: str, label: str) -> None:
-        self.name, self.text, self.label = name, text, label
-        self._series: dict[str, list[float]] = {}  # counts for each bound, one beyond, then the sum
+    __slots__ = ("counts", "sum")
 
-    def observe(self, key: str, seconds: float) -> None:
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)  # for each bound, and one beyond
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
         """Count one observation."""
-        series = self._series.get(key)
-        if series is None:
-            series = self._series[key] = [0.0] * (len(SECONDS) + 2)
-        series[bisect_left(SECONDS, seconds)] += 1
-        series[-1] += seconds
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds
 
-    def text_lines(self) -> str:
-        """The family in Prometheus' format; nothing without observations."""
-        lines = [f"# HELP {self.name} {self.text}\n# TYPE {self.name} histogram\n"] if self._series else []
-        for key, series in self._series.items():
-            total = 0.0
-            for bound, count in zip((*map(number, SECONDS), "+Inf"), series, strict=False):
-                total += count
-                lines.append(f"{self.name}_bucket{label_block({self.label: key, 'le': bound})} {number(total)}\n")
-            labels = label_block({self.label: key})
-            lines.append(f"{self.name}_sum{labels} {series[-1]!r}\n{self.name}_count{labels} {number(total)}\n")
-        return "".join(lines)
+
+def histogram_family(name: str, text: str, label: str, series: Mapping[str, Histogram]) -> str:
+    """The family in Prometheus' format, by the values of one label; nothing of those without observations."""
+    lines: list[str] = []
+    for value, histogram in series.items():
+        total = 0
+        rows: list[str] = []
+        for bound, count in zip((*map(number, SECONDS), "+Inf"), histogram.counts, strict=True):
+            total += count
+            rows.append(f"{name}_bucket{label_block({label: value, 'le': bound})} {total}\n")
+        labels = label_block({label: value})
+        rows.append(f"{name}_sum{labels} {histogram.sum!r}\n{name}_count{labels} {total}\n")
+        lines += rows if total else []
+    return "".join([f"# HELP {name} {text}\n# TYPE {name} histogram\n", *lines]) if lines else ""
+
+
+class _Engine:
+    """What was counted of the calls of one engine."""
+
+    __slots__ = ("duration", "ended", "events", "given", "queued", "resent", "tokens", "ttft")
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[int, str]] = Counter()  # status, outcome
+        self.tokens: Counter[str] = Counter()  # kind
+        self.events = self.resent = 0
+        self.given = 0  # tokens as it told them, events where it did not
+        self.ttft, self.queued, self.duration = Histogram(), Histogram(), Histogram()
 
 
 class Metrics:
     """Counters since the process began."""
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int, str]] = Counter()  # engine, status, outcome
-        self.refused: Counter[str] = Counter()
-        self.tokens: Counter[tuple[str, str]] = Counter()  # engine, kind
-        self.events: Counter[str] = Counter()
-        self.given: Counter[str] = Counter()  # engine; tokens as it told them, events where it did not
+        self._engines: dict[str, _Engine] = {}
+        self._refused: Counter[str] = Counter()
         self.first_tokens = FirstTokenTimes()
-        self.resent: Counter[str] = Counter()
-        self.ttft = Histogram(
-            "llm_appliance_request_ttft_seconds", "Time from admission to the first byte of the answer.", "engine"
-        )
-        self.queued = Histogram("llm_appliance_request_queue_seconds", "Time from arrival to admission.", "engine")
-        self.duration = Histogram(
-            "llm_appliance_request_duration_seconds", "Time from arrival to the end of the answer.", "engine"
-        )
 
     def finish(self, record: Record) -> None:
         """Count a finished call."""
-        engine = record.engine or "none"
-        self.requests[engine, record.status, record.outcome] += 1
-        if record.outcome == "refused" and record.code:
-            self.refused[record.code] += 1
-        self.events[engine] += record.events
-        if record.resent:
-            self.resent[engine] += record.resent
-        if record.prompt_tokens is not None:
-            self.tokens[engine, "prompt"] += record.prompt_tokens
+        name = record.engine or "none"
+        engine = self._engines.get(name)
+        if engine is None:
+            engine = self._engines[name] = _Engine()
+        events, prompt, completion = record.events, record.prompt_tokens, record.completion_tokens
+        engine.ended[record.status, record.outcome] += 1
+        engine.events += events
+        engine.given += events if completion is None else completion
+        if prompt is not None:
+            engine.tokens["prompt"] += prompt
         if record.cached_tokens is not None:
-            self.tokens[engine, "cached"] += record.cached_tokens
-        if record.completion_tokens is not None:
-            self.tokens[engine, "completion"] += record.completion_tokens
-        self.given[engine] += record.events if record.completion_tokens is None else record.completion_tokens
-        self.first_tokens.ended(record)
+            engine.tokens["cached"] += record.cached_tokens
+        if completion is not None:
+            engine.tokens["completion"] += completion
+        if record.resent:
+            engine.resent += record.resent
         if record.queue_ms is not None:
-            self.queued.observe(engine, record.queue_ms / 1000)
+            engine.queued.observe(record.queue_ms / 1000)
         if record.first_token_ms is not None:
-            self.ttft.observe(engine, record.first_token_ms / 1000)
+            engine.ttft.observe(record.first_token_ms / 1000)
         if record.engine:
-            self.duration.observe(engine, record.total_ms / 1000)
+            engine.duration.observe(record.total_ms / 1000)
+        if record.stream:
+            self.first_tokens.ended(record)
+        if record.code and record.outcome == "refused":
+            self._refused[record.code] += 1
+
+    @property
+    def requests(self) -> int:
+        """Calls that ended."""
+        return sum(sum(engine.ended.values()) for engine in self._engines.values())
+
+    @property
+    def given(self) -> Counter[str]:
+        """Tokens that each engine gave, as it told them; events where it did not."""
+        return Counter({name: engine.given for name, engine in self._engines.items()})
 
     def exposition(self, live: Iterable[tuple[str, str, str, Rows]]) -> str:
         """Everything in Prometheus' format; `live` are families read now: name, kind, text, rows."""
+        engines = self._engines.items()
         counted: list[tuple[str, str, Rows]] = [
             ("requests_total", "Calls that ended.", [
-                ({"engine": engine, "status": str(status), "outcome": outcome}, float(count))
-                for (engine, status, outcome), count in self.requests.items()
+                ({"engine": name, "status": str(status), "outcome": outcome}, float(count))
+                for name, engine in engines for (status, outcome), count in engine.ended.items()
             ]),
             ("admission_refused_total", "Calls that were refused, by code.", [
-                ({"reason": code}, float(count)) for code, count in self.refused.items()
+                ({"reason": code}, float(count)) for code, count in self._refused.items()
             ]),
             ("tokens_total", "Tokens as the engines reported them; counts of events where a call was aborted.", [
-                ({"engine": engine, "kind": kind}, float(count)) for (engine, kind), count in self.tokens.items()
+                ({"engine": name, "kind": kind}, float(count))
+                for name, engine in engines for kind, count in engine.tokens.items()
             ]),
             ("stream_events_total", "Token events passed on.", [
-                ({"engine": engine}, float(count)) for engine, count in self.events.items()
+                ({"engine": name}, float(engine.events)) for name, engine in engines
             ]),
             ("requests_resent_total", "Calls sent to an engine again after a loss.", [
-                ({"engine": engine}, float(count)) for engine, count in self.resent.items() if count
+                ({"engine": name}, float(engine.resent)) for name, engine in engines if engine.resent
             ]),
         ]  # fmt: skip
         parts = [family(f"llm_appliance_{name}", "counter", text, rows) for name, text, rows in counted]
-        parts += [histogram.text_lines() for histogram in (self.ttft, self.queued, self.duration)]
+        parts += [
+            histogram_family(f"llm_appliance_request_{name}_seconds", text, "engine", series)
+            for name, text, series in (
+                ("ttft", "Time from admission to the first byte of the answer.", {n: e.ttft for n, e in engines}),
+                ("queue", "Time from arrival to admission.", {n: e.queued for n, e in engines}),
+                ("duration", "Time from arrival to the end of the answer.", {n: e.duration for n, e in engines}),
+            )
+        ]
         parts += [family(f"llm_appliance_{name}", kind, text, rows) for name, kind, text, rows in live]
         return "".join(parts)

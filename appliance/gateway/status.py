@@ -134,7 +134,7 @@ def _gateway(state: State, given: Mapping[str, int], now: float) -> dict[str, ob
         "running": state.engines_in_flight(),
         "queued": sum(group.admission.waiting for group in state.engines.groups.values()),
         "tokens_per_second": state.throughput.per_second(None, given, now, SHORT) or 0.0,
-        "requests": sum(state.metrics.requests.values()),
+        "requests": state.metrics.requests,
         "loop_lag_s": round(state.loop_lag, 4),
         "quarantine": state.quarantines.counts(),
         "ledger": {"directory": state.audit_directory, "waiting": state.ledger.waiting,

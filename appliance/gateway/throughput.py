@@ -83,7 +83,10 @@ class FirstTokenTimes:
             return
         took = record.first_token_ms / 1000
         came = record.at + (record.queue_ms or 0.0) / 1000 + took
-        self._kept.setdefault(record.engine, deque(maxlen=MOST)).append((came, took))
+        kept = self._kept.get(record.engine)
+        if kept is None:
+            kept = self._kept[record.engine] = deque(maxlen=MOST)
+        kept.append((came, took))
 
     def told(self, engine: str, running: Iterable[Running], epoch: float) -> dict[str, object]:
         """For `GET /status`: the first tokens that came within RECENT, and the calls that await theirs."""

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from appliance.gateway.ledger import Ledger
-from appliance.gateway.metrics import Histogram, Metrics
 from appliance.gateway.record import FIELDS, Record
 from appliance.host import auditfiles
 from appliance.host.journal import Journal
 from appliance.wire import auditchain
-from appliance.wire.promtext import samples
 from tests.support.records import record
 from tests.support.waiting import wait_until
 
@@ -137,25 +135,3 @@ def test_old_files_are_deleted_as_days_pass(tmp_path: Path, capsys: pytest.Captu
 def test_a_name_that_no_text_can_hold_is_kept(tmp_path: Path) -> None:
     keep(tmp_path, finish(record(model="\ud800\u2028北京", request_id="a\nb")))
     assert entries(tmp_path)[0]["model"] == "\ud800\u2028北京"
-
-
-def test_metrics_count_each_call_once() -> None:
-    metrics = Metrics()
-    metrics.finish(record())
-    metrics.finish(record(outcome="refused", status=429, code="queue_full", engine="", queue_ms=None,
-                          first_token_ms=None, prompt_tokens=None, completion_tokens=None, events=0))  # fmt: skip
-    found = {(s.name, *sorted(s.labels.items())): s.value for s in samples(metrics.exposition([]))}
-    assert found["llm_appliance_requests_total", ("engine", "chat"), ("outcome", "ok"), ("status", "200")] == 1
-    assert found["llm_appliance_admission_refused_total", ("reason", "queue_full")] == 1
-    assert found["llm_appliance_tokens_total", ("engine", "chat"), ("kind", "completion")] == 3
-    assert found["llm_appliance_request_ttft_seconds_count", ("engine", "chat")] == 1
-
-
-def test_a_histogram_adds_up() -> None:
-    histogram = Histogram("h", "x", "engine")
-    for seconds in (0.001, 0.005, 0.3, 9999):
-        histogram.observe("a", seconds)
-    buckets = {s.labels["le"]: s.value for s in samples(histogram.text_lines()) if s.name == "h_bucket"}
-    assert buckets["0.005"] == 2 and buckets["0.5"] == 3 and buckets["600"] == 3 and buckets["+Inf"] == 4
-    assert list(buckets.values()) == sorted(buckets.values())
-    assert Histogram("h", "x", "engine").text_lines() == ""
