@@ -6,6 +6,11 @@ import json
 import re
 from dataclasses import dataclass
 
+_COUNT = rb"(0|[1-9]\d{0,14})"
+_VLLM = re.compile(  # the whole object as vLLM writes it, which is nearly always so
+    rb':\{"prompt_tokens":%b,"total_tokens":%b,"completion_tokens":%b'
+    rb'(?:,"prompt_tokens_details":(?:null|\{"cached_tokens":%b\}))?\}' % (_COUNT, _COUNT, _COUNT, _COUNT)
+)
 _VALUE = re.compile(rb"\s*:\s*(?=\{)")
 TAIL, TRIES = 65536, 16  # an object is looked for so far from the end, so many times: a hostile body costs no more
 _DECODER = json.JSONDecoder()
@@ -37,8 +42,14 @@ def find_usage(text: bytes) -> Usage | None:
         end = text.rfind(b'"usage"', 0, end)
         if end < 0:
             break
+        if text[end - 1 : end] == b"\\":
+            continue
+        match = _VLLM.match(text, end + 7)
+        if match is not None:
+            prompt, _, completion, cached = match.groups(b"0")
+            return Usage(int(prompt), int(completion), int(cached))
         match = _VALUE.match(text, end + 7)
-        if match is None or text[end - 1 : end] == b"\\":
+        if match is None:
             continue
         try:
             value, _ = _DECODER.raw_decode(text[match.end() :].decode("utf-8", "replace"))

@@ -32,6 +32,20 @@ def test_usage_objects_of_the_apis(value: object, usage: Usage | None) -> None:
         assert find_usage(json.dumps({"a": 1, "usage": value, "z": [2]}).encode()) == usage
 
 
+counts = st.integers(0, 10**15) | st.integers(-1, 9)
+
+
+@given(counts, counts, counts, st.none() | st.just({}) | st.builds(lambda cached: {"cached_tokens": cached}, counts))
+def test_an_object_that_is_known_by_its_look_is_read_as_any_other(
+    prompt: int, total: int, completion: int, details: dict[str, int] | None
+) -> None:
+    value: dict[str, object] = {"prompt_tokens": prompt, "total_tokens": total, "completion_tokens": completion}
+    for told in (value, {**value, "prompt_tokens_details": details}):
+        body = json.dumps({"usage": told, "prompt_logprobs": None}, separators=(",", ":")).encode()
+        assert find_usage(body) == read_usage(told)
+        assert find_usage(body.replace(b":", b" : ")) == read_usage(told)
+
+
 def test_the_last_one_counts_and_a_cut_body_is_enough() -> None:
     first, last = (
         '"usage":{"prompt_tokens":1,"completion_tokens":1}',
