@@ -26,7 +26,7 @@ from appliance.wire.openai import Call, Route, with_usage
 from .answer import Answer
 from .engines import Engines, Group, Replica
 from .quarantine import Watch
-from .relay import End, Finish, Relay
+from .relay import LEFT, End, Finish, Relay
 from .upstream import ConnectFailed, EngineConnection, Late, Target
 
 
@@ -82,7 +82,7 @@ class Exchange:
     # --- the client's connection ----------------------------------------------------------------------------------
     def client_left(self) -> None:
         """The client's connection ended: the engine's ends now."""
-        self._end(Finish(End.LEFT))
+        self._end(LEFT)
 
     def pause(self) -> None:
         if self.relay is not None:
@@ -221,10 +221,11 @@ class Exchange:
         if lease is None:
             group.waiters.pop(self.ticket.number, None)
             group.admission.leave(self.ticket)
-        if relay is not None:
-            relay.finish(End.LEFT)
+        if relay is not None and not relay.done:
+            relay.finish(LEFT)
         now = clock.monotonic()
-        self._tell_first_token(now)
+        if not self.first_told:
+            self._tell_first_token(now)
         if self.replica is not None:
             if finish.end is End.COMPLETE and not self.call.stream:
                 self.replica.adaptive.ended(now)
@@ -281,7 +282,7 @@ class Exchange:
             if relay.paused_at is not None:
                 if now - relay.paused_at > timeouts.stall:
                     self.answer.cut()
-                    relay.finish(End.LEFT)
+                    relay.finish(LEFT)
                 return
             if relay.first_at is None:
                 if now - relay.sent_at > timeouts.first_token:
@@ -306,7 +307,7 @@ class Exchange:
     def _tell_first_token(self, now: float) -> None:
         """Let the engine's limit learn when the first token came, once."""
         relay, replica = self.relay, self.replica
-        if self.first_told or relay is None or replica is None or (relay.first_at is not None and relay.status != 200):
+        if relay is None or replica is None or (relay.first_at is not None and relay.status != 200):
             return
         self.first_told = replica.adaptive.first_token(self.call.size, relay.sent_at, relay.first_at, now)
 

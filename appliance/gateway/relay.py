@@ -55,6 +55,9 @@ class Finish:
         return self.error is not None and self.error.code == "stream_time_exceeded"
 
 
+COMPLETE, LOST, LEFT = Finish(End.COMPLETE), Finish(End.LOST), Finish(End.LEFT)
+
+
 class Relay:
     """The pump of one attempt. `ended` is called exactly once; after that neither side is touched."""
 
@@ -117,7 +120,7 @@ class Relay:
         for piece in body:
             transport.write(piece)
 
-    def finish(self, end: End, error: ApiError | None = None, *, keep: bool = False) -> None:
+    def finish(self, finish: Finish, *, keep: bool = False) -> None:
         """Let go of the engine and report; a second call does nothing."""
         if self.done:
             return
@@ -125,11 +128,11 @@ class Relay:
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.release(keep=keep)
-        self.ended(Finish(end, error))
+        self.ended(finish)
 
     def client_left(self) -> None:
         """The client's connection ended: the engine's ends now."""
-        self.finish(End.LEFT)
+        self.finish(LEFT)
 
     def engine_lost(self, connection: EngineConnection) -> None:
         """The engine's connection ended: for a body without framing its close is the end, everything else a loss."""
@@ -137,7 +140,7 @@ class Relay:
         if head is not None and not (self.decoder or head.length is not None or connection.broke or self.done):
             self._body_end()
         elif self.body_at is None:
-            self.finish(End.LOST)
+            self.finish(LOST)
         else:
             self._break(ApiError("engine_died", "the engine stopped in the middle of this answer"))
 
@@ -161,7 +164,7 @@ class Relay:
         if self.answer.committed:
             self._break(error)
         else:
-            self.finish(End.REFUSED, error)
+            self.finish(Finish(End.REFUSED, error))
 
     # --- the head -------------------------------------------------------------------------------------------------
     def read_head(self, data: bytes) -> None:
@@ -330,11 +333,11 @@ class Relay:
         if not self.answer.committed and len(out) == 1 and not ready:
             self.body_at = self.last_at
             data = sse.data_of(event) or b""
-            self.finish(End.REFUSED, engine_error(500, data))
+            self.finish(Finish(End.REFUSED, engine_error(500, data)))
             return
         self.answer.keep_alive = False
         self._pass(out, ready, last=True)
-        self.finish(End.BROKEN, ApiError("engine_error", "the engine reported an error in the stream"))
+        self.finish(Finish(End.BROKEN, ApiError("engine_error", "the engine reported an error in the stream")))
 
     def _stream_end(self, out: list[bytes], ready: bytes = b"") -> None:
         if not self.done_seen:
@@ -342,7 +345,7 @@ class Relay:
             self._break(ApiError("engine_died", "the engine ended this answer before it was whole"))
             return
         self._pass(out, ready, last=True)
-        self.finish(End.COMPLETE, keep=self._reusable())
+        self.finish(COMPLETE, keep=self._reusable())
 
     # --- a body -----------------------------------------------------------------------------------------------------
     def read_body(self, data: bytes) -> None:
@@ -361,35 +364,41 @@ class Relay:
             if decoder.done:
                 self._body_end()
             return
-        if self.head is not None and self.head.length is not None:
-            extra = len(data) - self.left
-            self._body_piece(data[: self.left] if extra > 0 else data)
-            self.left -= len(data)
-            if self.left <= 0:
-                self._body_end()
+        if self.head is None or self.head.length is None:
+            self._body_piece(data)
             return
-        self._body_piece(data)
+        left = self.left
+        self.left -= len(data)
+        if self.left > 0:
+            self._body_piece(data)
+        else:
+            self._body_end(data[:left] if self.left < 0 else data)
 
     def _body_piece(self, piece: bytes) -> None:
+        self._keep(piece)
+        if self.begun:
+            self.answer.send(piece)
+
+    def _keep(self, piece: bytes) -> None:
         kept = self.kept
         kept += piece
         if len(kept) > KEPT + HEAD_OF_BODY:
             del kept[HEAD_OF_BODY:-KEPT]
-        if self.begun:
-            self.answer.send(piece)
 
-    def _body_end(self) -> None:
+    def _body_end(self, last: bytes = b"") -> None:
+        """The body is whole; its last piece, where there still is one, goes out with its end."""
         head = self.head
         assert head is not None
+        self._keep(last)
         if head.is_stream and head.status == 200 and self.call.stream:
             self._stream_end([])
             return
         if self.begun:
-            self.answer.end()
-            self.finish(End.COMPLETE, keep=self._reusable())
+            self.answer.end(self.answer.frame(last) if last else b"")
+            self.finish(COMPLETE, keep=self._reusable())
             return
         # A comment has committed the stream; the engine's refusal can only be its last event.
-        self.finish(End.REFUSED, engine_error(head.status, bytes(self.kept)), keep=self._reusable())
+        self.finish(Finish(End.REFUSED, engine_error(head.status, bytes(self.kept))), keep=self._reusable())
 
     def _reusable(self) -> bool:
         decoder, head = self.decoder, self.head
@@ -397,4 +406,4 @@ class Relay:
 
     def _break(self, error: ApiError) -> None:
         self.answer.fail(error, self.events)
-        self.finish(End.BROKEN, error)
+        self.finish(Finish(End.BROKEN, error))

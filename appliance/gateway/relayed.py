@@ -32,9 +32,10 @@ from .exchange import Exchange
 from .faults import place
 from .quarantine import Quarantines, Watch
 from .record import Record
-from .relay import End, Finish
+from .relay import COMPLETE, LEFT, End, Finish, Relay
 from .tasks import Tasks
 
+NEAR_END = 2048  # bytes of a body in which its usage mostly is
 ROLE = 1  # of a stream's events, the first holds no token
 FAILED = "the gateway failed on this request"
 
@@ -123,7 +124,7 @@ class RelayedRequest:
         if self.exchange is not None:
             self.exchange.client_left()
         else:
-            self._end(Finish(End.LEFT))
+            self._end(LEFT)
 
     def pause(self) -> None:
         if self.exchange is not None:
@@ -147,7 +148,7 @@ class RelayedRequest:
         answer.bodyless = head.method == "HEAD"
         if is_preflight(head, answer):
             answer.reply(204, b"", [])
-            self._end(Finish(End.COMPLETE))
+            self._end(COMPLETE)
             return
         self.principal = host.gatekeeper.principal(head.values)
         only(head, answer, "POST")
@@ -273,8 +274,8 @@ class RelayedRequest:
         self.done = True
         if self.task is not None and self.task is not asyncio.current_task():
             self.task.cancel()
-        if self.exchange is not None:
-            self.exchange.client_left()  # where it could not even begin
+        if self.exchange is not None and not self.exchange.done:
+            self.exchange.client_left()  # it could not even begin
         if self.watch is not None:
             self.watch.close()
         try:
@@ -284,67 +285,68 @@ class RelayedRequest:
             self.connection.answered(keep_alive=self.answer.keeps_connection)
 
     def _record(self, finish: Finish) -> None:
-        exchange, relay = self.exchange, self.exchange.relay if self.exchange else None
-        now = clock.monotonic()
+        exchange, call = self.exchange, self.call
+        relay = exchange.relay if exchange is not None else None
         usage: Usage | None = None
         try:
-            usage = self._usage(finish)
+            usage = _usage(relay, finish) if relay is not None else None
         finally:
             if self.claim is not None:
                 self.claim.settle(exchange, finish, usage)
-        admitted = exchange.admitted_at if exchange else None
-        first = relay.first_at if relay else None
-        error = finish.error
+        knows_prompt = usage is not None and usage.knows_prompt
+        admitted = exchange.admitted_at if exchange is not None else None
+        first = relay.first_at if relay is not None else None
         self.host.finished(
             Record(
                 at=self.at,
                 request_id=self.answer.request_id,
-                key_id=self.principal.key_id if self.principal else "",
+                key_id=self.principal.key_id if self.principal is not None else "",
                 client=self.client,
                 route=self.route.path,
-                model=self.call.model[:200] if self.call else "",
-                engine=exchange.replica.name if exchange and exchange.replica else "",
+                model=call.model[:200] if call is not None else "",
+                engine=exchange.replica.name if exchange is not None and exchange.replica is not None else "",
                 status=self.answer.status or (499 if finish.end is End.LEFT else 0),
                 outcome=_outcome(finish.end, self.answer.status),
-                code=error.code if error else "",
-                stream=bool(self.call and self.call.stream),
+                code=finish.error.code if finish.error is not None else "",
+                stream=call is not None and call.stream,
                 queue_ms=(admitted - self.arrived) * 1000 if admitted is not None else None,
                 first_token_ms=(first - admitted) * 1000 if first is not None and admitted is not None else None,
-                total_ms=(now - self.arrived) * 1000,
-                events=relay.events if relay else 0,
-                prompt_tokens=usage.prompt_tokens if usage and usage.knows_prompt else None,
-                cached_tokens=usage.cached_tokens if usage and usage.knows_prompt else None,
-                completion_tokens=usage.completion_tokens if usage else None,
-                estimated=bool(usage and usage.estimated),
-                resent=exchange.resent if exchange else 0,
+                total_ms=(clock.monotonic() - self.arrived) * 1000,
+                events=relay.events if relay is not None else 0,
+                prompt_tokens=usage.prompt_tokens if usage is not None and knows_prompt else None,
+                cached_tokens=usage.cached_tokens if usage is not None and knows_prompt else None,
+                completion_tokens=usage.completion_tokens if usage is not None else None,
+                estimated=usage is not None and usage.estimated,
+                resent=exchange.resent if exchange is not None else 0,
             )
         )
 
-    def _usage(self, finish: Finish) -> Usage | None:
-        """What the engine reported; for an answer that broke off, the token events that went by."""
-        relay = self.exchange.relay if self.exchange else None
-        if relay is None:
-            return None
-        told = find_usage(relay.usage_event) if relay.usage_event else None
-        if told is not None and finish.end is not End.COMPLETE and told.completion_tokens + ROLE < relay.events:
+
+def _usage(relay: Relay, finish: Finish) -> Usage | None:
+    """What the engine reported; for an answer that broke off, the token events that went by."""
+    complete = finish.end is End.COMPLETE
+    if relay.usage_event:
+        told = find_usage(relay.usage_event)
+        if told is not None and not complete and told.completion_tokens + ROLE < relay.events:
             # Told in the beginning, as Anthropic's first event does, or in the middle.
             return Usage(told.prompt_tokens, relay.events, told.cached_tokens, estimated=True)
         if told is not None:
             return told
-        if relay.kept:
-            return find_usage(bytes(relay.kept[-2048:])) or find_usage(bytes(relay.kept))
-        if finish.end is not End.COMPLETE and relay.events:
-            return Usage(0, relay.events, estimated=True)
-        return None
+    if relay.kept:
+        return find_usage(bytes(relay.kept[-NEAR_END:])) or find_usage(bytes(relay.kept))
+    if not complete and relay.events:
+        return Usage(0, relay.events, estimated=True)
+    return None
 
 
 def _outcome(end: End, status: int) -> str:
     """The ledger's word for a call's end."""
-    return "engine_error" if end is End.COMPLETE and status >= 500 else _OUTCOMES[end]
+    if end is End.COMPLETE:
+        return "engine_error" if status >= 500 else "ok"
+    return _OUTCOMES[end]
 
 
 _OUTCOMES = {
-    End.COMPLETE: "ok",
     End.LEFT: "client_left",
     End.REFUSED: "refused",
     End.BROKEN: "broken",

@@ -177,9 +177,10 @@ class Admission:
         replica = self._replicas.get(lease.replica)
         if replica is not None:
             replica.in_flight -= 1
-        if outcome is not Outcome.DROPPED:
-            self._drain.released(now)
-        self._drain.mark(self._is_full(), now)
+        if self._drain.full:
+            if outcome is not Outcome.DROPPED:
+                self._drain.released(now)
+            self._drain.mark(self._is_full(), now)
 
     def correct(self, ticket: Ticket, used: int) -> None:
         """An admitted call used another number of tokens than its weight: its key's turn comes sooner or later."""

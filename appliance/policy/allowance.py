@@ -102,17 +102,12 @@ class Account:
         if hold not in self.holds:
             raise ValueError("this hold was settled already")
         self.holds.remove(hold)
-        if limits.tpm is not None:
-            self.tokens.debt(limits.tpm, now)
-            self.tokens.add((used or 0) - hold.tokens)
-        for quota in (self.day, self.month):
-            quota.turn(epoch)
-            quota.reserved -= hold.tokens
-            quota.used += used or 0
+        self.day.reserved -= hold.tokens
+        self.month.reserved -= hold.tokens
+        self._use(limits, used or 0, (used or 0) - hold.tokens, now, epoch)
         if used is None:
             if limits.rpm is not None:
-                self.requests.debt(limits.rpm, now)
-                self.requests.add(-1)
+                self.requests.use(-1, limits.rpm, now)
         else:
             took = now - hold.since
             self._mean = took if self._mean is None else self._mean + DURATION_MEMORY * (took - self._mean)
@@ -136,12 +131,17 @@ class Account:
 
     def count(self, limits: KeyLimits, used: int, now: float, epoch: float) -> None:
         """Count tokens of a call of which nothing was held here."""
+        self._use(limits, used, used, now, epoch)
+
+    def _use(self, limits: KeyLimits, used: int, more: int, now: float, epoch: float) -> None:
+        """Count tokens that were used, `more` of them beyond those that the rate has counted already."""
         if limits.tpm is not None:
-            self.tokens.debt(limits.tpm, now)
-            self.tokens.add(used)
-        for quota in (self.day, self.month):
-            quota.turn(epoch)
-            quota.used += used
+            self.tokens.use(more, limits.tpm, now)
+        day, month = self.day, self.month
+        day.turn(epoch)
+        month.turn(epoch)
+        day.used += used
+        month.used += used
 
     def check(self) -> None:
         """The laws, executed; raises AssertionError."""

@@ -22,24 +22,24 @@ AT_LEAST, AT_MOST = 16, 1024  # leases that are looked at, whatever the window h
 class DrainRate:
     """The releases of one engine's leases. One thread; `now` is monotonic seconds."""
 
-    __slots__ = ("_busy", "_full", "_marked", "_releases")
+    __slots__ = ("_busy", "_marked", "_releases", "full")
 
     def __init__(self) -> None:
         self._busy = 0.0  # seconds without room, all together
         self._marked = 0.0  # when that was last brought up to date
-        self._full = False
+        self.full = False  # as last marked
         # On the clock of the seconds without room; before the first lease stands the moment at which the count began.
         self._releases: deque[float] = deque([0.0], maxlen=AT_MOST + 1)
 
     def mark(self, full: bool, now: float) -> None:
         """From now on there is room or none."""
-        if self._full:
+        if self.full:
             self._busy += max(now - self._marked, 0.0)
-        self._full, self._marked = full, now
+        self.full, self._marked = full, now
 
     def released(self, now: float) -> None:
         """A lease came back; before the `mark` that tells what this made of the room."""
-        if not self._full:
+        if not self.full:
             return
         self.mark(True, now)
         releases = self._releases
@@ -53,5 +53,5 @@ class DrainRate:
         count = len(releases) - 1
         if count < FEWEST:
             return UNKNOWN
-        busy = self._busy + (max(now - self._marked, 0.0) if self._full else 0.0)
+        busy = self._busy + (max(now - self._marked, 0.0) if self.full else 0.0)
         return max((releases[-1] - releases[0]) / count, (busy - releases[0]) / (count + 1))

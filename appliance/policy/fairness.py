@@ -171,7 +171,8 @@ class FairQueue(Generic[T]):
 
     def correct(self, call: T, used: int) -> None:
         """An admitted call has ended and used another number of tokens than it was counted with."""
-        self._positions = {}
+        if self._positions:
+            self._positions = {}
         place = self._classes[call.priority].place
         place[call.key] = place.get(call.key, 0.0) + used - max(call.weight, 1)
 

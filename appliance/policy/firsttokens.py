@@ -7,7 +7,7 @@ engine that cannot keep the target even with hardly any load is held to a multip
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TARGET = 1.0  # seconds to the first token of a short prompt
 TARGET_PER_BYTE = 0.00025  # and for each byte of the request: 1,000 tokens of 4 bytes a second
@@ -23,8 +23,7 @@ def first_token_target(size: int) -> float:
     return TARGET + TARGET_PER_BYTE * size
 
 
-@dataclass(frozen=True, slots=True)
-class _First:
+class _First(NamedTuple):
     sent: float
     at: float
     target: float

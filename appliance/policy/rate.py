@@ -37,6 +37,11 @@ class Bucket:
         """Use `amount`, or give it back where it is negative; straight after `wait` or `debt`."""
         self._debt = max(self._debt + amount, 0.0)
 
+    def use(self, amount: float, per_minute: int, now: float) -> None:
+        """Use `amount` now, or give it back where it is negative, whatever there is room for."""
+        debt = self.debt(per_minute, now) + amount
+        self._debt = debt if debt > 0.0 else 0.0
+
     def state(self) -> list[float]:
         """What another process of this boot needs to go on: the debt, and when it was looked at last."""
         return [self._debt, self._at]

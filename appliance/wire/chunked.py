@@ -46,8 +46,12 @@ class ChunkDecoder:
                     raise FramingError("a line of the chunked framing is too long")
                 self._held = data[position:]
                 break
-            self._line(data[position:end])
+            left = self._line(data[position:end])
             position = end + 2
+            whole = position + left
+            if left and whole <= size and data.startswith(b"\r\n", whole - 2):  # as chunks mostly come
+                pieces.append(data[position : whole - 2])
+                position, self._left = whole, 0
         if self.done:
             self.rest = data[position:]
         return pieces
@@ -64,7 +68,8 @@ class ChunkDecoder:
         self._left -= take + tail
         return position + take + tail
 
-    def _line(self, line: bytes) -> None:
+    def _line(self, line: bytes) -> int:
+        """Read a line; returns the bytes of the chunk that it begins, its CRLF included."""
         if b"\n" in line or b"\r" in line:  # to another reader this would be two lines
             raise FramingError("a line of the chunked framing holds half a line end")
         if self._trailers:
@@ -72,7 +77,7 @@ class ChunkDecoder:
             self._trailer_size += len(line) + 2
             if self._trailer_size > LINE_LIMIT:
                 raise FramingError("the trailers are too long")
-            return
+            return 0
         digits = line.partition(b";")[0].rstrip(b" \t")
         if not digits or len(digits) > 16 or digits.strip(b"0123456789abcdefABCDEF"):
             raise FramingError("a chunk size is not a hexadecimal number")
@@ -81,3 +86,4 @@ class ChunkDecoder:
             self._left = size + 2
         else:
             self._trailers = True
+        return self._left

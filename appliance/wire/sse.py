@@ -130,7 +130,7 @@ def _openai_kind(event: bytes) -> Kind:
         return Kind.OTHER
     if b'"error"' in event and _is_error(data):
         return Kind.ERROR
-    if _EMPTY_CHOICES.search(event) and b'"usage"' in event:
+    if b'"usage"' in event and _EMPTY_CHOICES.search(event):
         return Kind.USAGE
     return Kind.DELTA
 

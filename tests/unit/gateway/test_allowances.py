@@ -14,7 +14,7 @@ from appliance.errors import ApiError
 from appliance.gateway.allowances import Allowances, demand
 from appliance.gateway.auth import ANONYMOUS, Principal
 from appliance.gateway.claim import HEAVIEST, Claim
-from appliance.gateway.relay import End, Finish
+from appliance.gateway.relay import LEFT
 from appliance.policy.allowance import Demand
 from appliance.wire.openai import ROUTES, Call
 from tests.support.waiting import clear_of_midnight
@@ -61,7 +61,7 @@ def test_what_a_client_claims_to_need_cannot_outweigh_everybody(tmp_path: Path) 
     for asked, weight in ((50, 150), (10**30, HEAVIEST)):
         claim = Claim(allowances, principal(), call(max_tokens=asked), CHAT)
         assert claim.ticket(1, 0.0).weight == weight
-        claim.settle(None, Finish(End.LEFT), None)
+        claim.settle(None, LEFT, None)
     assert allowances.running == allowances.reserved == 0
 
 
