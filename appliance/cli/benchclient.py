@@ -80,9 +80,9 @@ class Answer:
             ttft=reader.first - self.sent,
             e2el=reader.last - self.sent,
             gaps=reader.gaps,
-            input_tokens=used.prompt_tokens if used else 0,
+            input_tokens=(used.prompt_tokens or 0) if used else 0,
             output_tokens=(used.completion_tokens if used else 0) or reader.events,
-            cached_tokens=used.cached_tokens if used else 0,
+            cached_tokens=(used.cached_tokens or 0) if used else 0,
             estimated=used is None or not used.completion_tokens,
         )
 

@@ -62,7 +62,7 @@ class Claim:
             return None
         if self._route.free or (relay.head is not None and relay.head.status >= 400):
             return 0
-        if usage is None:
-            return prompt_tokens(self._call, self._route)
-        prompt = usage.prompt_tokens if usage.knows_prompt else prompt_tokens(self._call, self._route)
-        return prompt + usage.completion_tokens
+        prompt = usage.prompt_tokens if usage is not None else None
+        if prompt is None:
+            prompt = prompt_tokens(self._call, self._route)
+        return prompt + (usage.completion_tokens if usage is not None else 0)

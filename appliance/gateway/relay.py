@@ -18,7 +18,7 @@ from appliance import clock
 from appliance.errors import ApiError
 from appliance.wire import sse
 from appliance.wire.apierror import engine_error
-from appliance.wire.chunked import ChunkDecoder, FramingError
+from appliance.wire.chunked import ChunkDecoder, FramingError, whole_chunk
 from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head
 from appliance.wire.openai import Call, Route
 
@@ -272,6 +272,16 @@ class Relay:
 
     def _look(self, data: bytes, ready: bytes) -> None:
         """Bytes that are not plainly token events: decode, split, judge each event. `ready` goes out before them."""
+        if self.clean:
+            ready, data = self._judge_whole(data, ready)
+            if self.done:
+                return
+            if not data:
+                self._pass([], ready)
+                return
+            if data == END and self.done_seen:
+                self._stream_end([], ready)
+                return
         decoder = self.decoder
         out: list[bytes] = []
         try:
@@ -296,6 +306,21 @@ class Relay:
         self._pass(out, ready)
         # HTTP/1.0 clients never get chunks, so nothing is passed to them as it came.
         self.clean = decoder is not None and self.answer.chunked and decoder.at_boundary and not self.splitter.held
+
+    def _judge_whole(self, data: bytes, ready: bytes) -> tuple[bytes, bytes]:
+        """Judge whole chunks of a whole event each, which are passed on as they came: what goes out, and the rest."""
+        passed, position = [ready], 0
+        while True:
+            start, end = whole_chunk(data, position)
+            event = data[start : end - 2]
+            if not end or not sse.is_one(event):
+                return b"".join(passed), data[position:]
+            if self._judge(event):
+                if self.failed:
+                    self._failed_event([event], b"".join(passed))
+                    return b"", b""
+                passed.append(data[position:end])
+            position = end
 
     def _within(self, data: bytes) -> bytes:
         """What of these bytes belongs to a body that is not chunked."""

@@ -293,7 +293,6 @@ class RelayedRequest:
         finally:
             if self.claim is not None:
                 self.claim.settle(exchange, finish, usage)
-        knows_prompt = usage is not None and usage.knows_prompt
         admitted = exchange.admitted_at if exchange is not None else None
         first = relay.first_at if relay is not None else None
         self.host.finished(
@@ -313,8 +312,8 @@ class RelayedRequest:
                 first_token_ms=(first - admitted) * 1000 if first is not None and admitted is not None else None,
                 total_ms=(clock.monotonic() - self.arrived) * 1000,
                 events=relay.events if relay is not None else 0,
-                prompt_tokens=usage.prompt_tokens if usage is not None and knows_prompt else None,
-                cached_tokens=usage.cached_tokens if usage is not None and knows_prompt else None,
+                prompt_tokens=usage.prompt_tokens if usage is not None else None,
+                cached_tokens=usage.cached_tokens if usage is not None else None,
                 completion_tokens=usage.completion_tokens if usage is not None else None,
                 estimated=usage is not None and usage.estimated,
                 resent=exchange.resent if exchange is not None else 0,
@@ -329,13 +328,14 @@ def _usage(relay: Relay, finish: Finish) -> Usage | None:
         told = find_usage(relay.usage_event)
         if told is not None and not complete and told.completion_tokens + ROLE < relay.events:
             # Told in the beginning, as Anthropic's first event does, or in the middle.
-            return Usage(told.prompt_tokens, relay.events, told.cached_tokens, estimated=True)
+            prompt = told.prompt_tokens or None  # 0 before anything was counted
+            return Usage(prompt, relay.events, told.cached_tokens if prompt else None, estimated=True)
         if told is not None:
             return told
     if relay.kept:
         return find_usage(bytes(relay.kept[-NEAR_END:])) or find_usage(bytes(relay.kept))
     if not complete and relay.events:
-        return Usage(0, relay.events, estimated=True)
+        return Usage(None, relay.events, None, estimated=True)
     return None
 
 

@@ -138,8 +138,9 @@ class Account:
         if limits.tpm is not None:
             self.tokens.use(more, limits.tpm, now)
         day, month = self.day, self.month
-        day.turn(epoch)
-        month.turn(epoch)
+        if not day.start <= epoch < day.end:  # a month ends with a day
+            day.turn(epoch)
+            month.turn(epoch)
         day.used += used
         month.used += used
 

@@ -39,8 +39,8 @@ class Bucket:
 
     def use(self, amount: float, per_minute: int, now: float) -> None:
         """Use `amount` now, or give it back where it is negative, whatever there is room for."""
-        debt = self.debt(per_minute, now) + amount
-        self._debt = debt if debt > 0.0 else 0.0
+        left = self._debt - max(now - self._at, 0.0) * per_minute / 60.0
+        self._debt, self._at = max(max(left, 0.0) + amount, 0.0), now
 
     def state(self) -> list[float]:
         """What another process of this boot needs to go on: the debt, and when it was looked at last."""

@@ -9,6 +9,20 @@ class FramingError(ValueError):
     """The peer does not speak chunked encoding."""
 
 
+def whole_chunk(data: bytes, position: int) -> tuple[int, int]:
+    """Where the payload of the chunk at `position` begins, and where the next chunk does; zeros unless it is here whole
+    with nothing but its size in its first line, as nearly all are."""
+    line = data.find(b"\r\n", position, position + 18)
+    digits = data[position:line]
+    if line < 0 or digits[:1] == b"0" or not digits.isalnum():  # int() takes signs, blanks, `_` and `0x`; HTTP does not
+        return 0, 0
+    try:
+        end = line + 4 + int(digits, 16)
+    except ValueError:
+        return 0, 0
+    return (line + 2, end) if data.startswith(b"\r\n", end - 2) else (0, 0)
+
+
 class ChunkDecoder:
     """Feed bytes, get payload. After the last chunk and its trailers `done` is true and `rest` holds what followed.
 
@@ -40,18 +54,19 @@ class ChunkDecoder:
             if self._left:
                 position = self._payload(data, position, pieces)
                 continue
+            start, following = whole_chunk(data, position) if not self._trailers else (0, 0)
+            if following:
+                pieces.append(data[start : following - 2])
+                position = following
+                continue
             end = data.find(b"\r\n", position)
             if end < 0:
                 if size - position > LINE_LIMIT:
                     raise FramingError("a line of the chunked framing is too long")
                 self._held = data[position:]
                 break
-            left = self._line(data[position:end])
+            self._line(data[position:end])
             position = end + 2
-            whole = position + left
-            if left and whole <= size and data.startswith(b"\r\n", whole - 2):  # as chunks mostly come
-                pieces.append(data[position : whole - 2])
-                position, self._left = whole, 0
         if self.done:
             self.rest = data[position:]
         return pieces
@@ -68,8 +83,7 @@ class ChunkDecoder:
         self._left -= take + tail
         return position + take + tail
 
-    def _line(self, line: bytes) -> int:
-        """Read a line; returns the bytes of the chunk that it begins, its CRLF included."""
+    def _line(self, line: bytes) -> None:
         if b"\n" in line or b"\r" in line:  # to another reader this would be two lines
             raise FramingError("a line of the chunked framing holds half a line end")
         if self._trailers:
@@ -77,7 +91,7 @@ class ChunkDecoder:
             self._trailer_size += len(line) + 2
             if self._trailer_size > LINE_LIMIT:
                 raise FramingError("the trailers are too long")
-            return 0
+            return
         digits = line.partition(b";")[0].rstrip(b" \t")
         if not digits or len(digits) > 16 or digits.strip(b"0123456789abcdefABCDEF"):
             raise FramingError("a chunk size is not a hexadecimal number")
@@ -86,4 +100,3 @@ class ChunkDecoder:
             self._left = size + 2
         else:
             self._trailers = True
-        return self._left

@@ -29,6 +29,11 @@ class EventTooLong(ValueError):
     """An event passed EVENT_LIMIT without an end."""
 
 
+def is_one(payload: bytes) -> bool:
+    """Whether a payload is one whole event, its lines ended as nearly all are."""
+    return payload.endswith(b"\n\n") and payload.find(b"\n\n") == len(payload) - 2 and b"\r" not in payload
+
+
 class EventSplitter:
     """Feed payload, get whole events with their blank line; an unfinished one is kept until its end comes.
 
@@ -48,7 +53,7 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Events that end in these bytes. Raises EventTooLong."""
-        if not self._buffer and data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+        if not self._buffer and is_one(data):
             return [data]
         buffer = self._buffer
         buffer += data

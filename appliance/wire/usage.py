@@ -18,17 +18,12 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(slots=True)
 class Usage:
-    """What one call used. `estimated` marks a count of events; the prompt is the engine's figure or 0: unknown."""
+    """What one call used. `estimated` marks a count of events; of the prompt the engine's figures, None: unknown."""
 
-    prompt_tokens: int
+    prompt_tokens: int | None
     completion_tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int | None = 0
     estimated: bool = False
-
-    @property
-    def knows_prompt(self) -> bool:
-        """Whether the engine said what the prompt was."""
-        return not self.estimated or self.prompt_tokens > 0
 
 
 def find_usage(text: bytes) -> Usage | None:
