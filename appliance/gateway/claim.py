@@ -10,7 +10,7 @@ from appliance.wire.usage import Usage
 from .allowances import Allowances, prompt_tokens
 from .auth import Principal
 from .exchange import Exchange
-from .relay import End, Finish
+from .finish import End, Finish
 
 # Tokens, a large context of today: a client may write any number into max_tokens, and what one call claims to need must
 # not outweigh all that the other keys and classes have waited for.

@@ -14,7 +14,7 @@ from appliance.errors import ApiError
 from appliance.wire.deliveryprobe import COMMENTS, Plan, Seen, Told, event, whole
 
 from .answer import Answer
-from .relay import End, Finish
+from .finish import COMPLETE, Finish
 
 AT_ONCE = 8
 STEP = 0.5  # seconds after which a stopping gateway is noticed
@@ -30,7 +30,7 @@ class DeliveryProbes:
     def answer_whole(self, answer: Answer, size: int) -> Finish:
         """One object at once."""
         answer.reply(200, whole(answer.request_id, size), [("Content-Type", "application/json")])
-        return Finish(End.COMPLETE)
+        return COMPLETE
 
     async def answer_stream(self, answer: Answer, plan: Plan, seen: Seen) -> Finish:
         """The stream, in the time that the plan takes. Cancelled when the client leaves. Raises ApiError."""
@@ -42,7 +42,7 @@ class DeliveryProbes:
             await _Probe(answer, plan, seen).run(self._keepalive(), self._stopping)
         finally:
             self._running -= 1
-        return Finish(End.COMPLETE)
+        return COMPLETE
 
 
 class _Probe:

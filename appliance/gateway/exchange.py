@@ -25,8 +25,9 @@ from appliance.wire.openai import Call, Route, with_usage
 
 from .answer import Answer
 from .engines import Engines, Group, Replica
+from .finish import LEFT, End, Finish
 from .quarantine import Watch
-from .relay import LEFT, End, Finish, Relay
+from .relay import Relay
 from .upstream import ConnectFailed, EngineConnection, Late, Target
 
 

@@ -11,6 +11,7 @@ from appliance.wire.promtext import Rows, family, label_block, number
 from .record import Record
 from .throughput import FirstTokenTimes
 
+NONE = "none"  # the engine of calls that came to none
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -67,32 +68,34 @@ class Metrics:
 
     def finish(self, record: Record) -> None:
         """Count a finished call."""
-        name = record.engine or "none"
+        name, status, outcome, code, stream, queue, first, total, events, prompt, cached, completion, _, resent = (
+            record[6:]
+        )
         engine = self._engines.get(name)
         if engine is None:
             engine = self._engines[name] = _Engine()
-        events, prompt, completion = record.events, record.prompt_tokens, record.completion_tokens
-        engine.ended[record.status, record.outcome] += 1
+        engine.ended[status, outcome] += 1
         engine.events += events
         engine.given += events if completion is None else completion
+        tokens = engine.tokens
         if prompt is not None:
-            engine.tokens["prompt"] += prompt
-        if record.cached_tokens is not None:
-            engine.tokens["cached"] += record.cached_tokens
+            tokens["prompt"] += prompt
+        if cached is not None:
+            tokens["cached"] += cached
         if completion is not None:
-            engine.tokens["completion"] += completion
-        if record.resent:
-            engine.resent += record.resent
-        if record.queue_ms is not None:
-            engine.queued.observe(record.queue_ms / 1000)
-        if record.first_token_ms is not None:
-            engine.ttft.observe(record.first_token_ms / 1000)
-        if record.engine:
-            engine.duration.observe(record.total_ms / 1000)
-        if record.stream:
+            tokens["completion"] += completion
+        if resent:
+            engine.resent += resent
+        if queue is not None:
+            engine.queued.observe(queue / 1000)
+        if first is not None:
+            engine.ttft.observe(first / 1000)
+        if name:
+            engine.duration.observe(total / 1000)
+        if stream:
             self.first_tokens.ended(record)
-        if record.code and record.outcome == "refused":
-            self._refused[record.code] += 1
+        if code and outcome == "refused":
+            self._refused[code] += 1
 
     @property
     def requests(self) -> int:
@@ -102,11 +105,11 @@ class Metrics:
     @property
     def given(self) -> Counter[str]:
         """Tokens that each engine gave, as it told them; events where it did not."""
-        return Counter({name: engine.given for name, engine in self._engines.items()})
+        return Counter({name or NONE: engine.given for name, engine in self._engines.items()})
 
     def exposition(self, live: Iterable[tuple[str, str, str, Rows]]) -> str:
         """Everything in Prometheus' format; `live` are families read now: name, kind, text, rows."""
-        engines = self._engines.items()
+        engines = [(name or NONE, engine) for name, engine in self._engines.items()]
         counted: list[tuple[str, str, Rows]] = [
             ("requests_total", "Calls that ended.", [
                 ({"engine": name, "status": str(status), "outcome": outcome}, float(count))

@@ -23,7 +23,7 @@ from appliance.policy.quarantine import OF_A_REQUEST, Quarantine, Standing
 from appliance.quantity import format_duration
 
 from .engines import Engines, Replica, number_of, text_of
-from .relay import End, Finish
+from .finish import End, Finish
 
 LEAD_S = 60.0  # from an engine's first failed call to the end of its unit: its launcher waits for vLLM at most 40 s
 MOST_FELL = 4096

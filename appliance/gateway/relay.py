@@ -10,9 +10,7 @@ after an error. A stream that ends without its `[DONE]` (or its API's last event
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from appliance import clock
 from appliance.errors import ApiError
@@ -23,6 +21,7 @@ from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head
 from appliance.wire.openai import Call, Route
 
 from .answer import Answer
+from .finish import COMPLETE, LOST, End, Finish
 from .upstream import EngineConnection
 
 KEPT = 65536  # bytes at an answer's end in which its usage is looked for
@@ -30,32 +29,6 @@ JOINED = 16384  # a request up to this size is copied behind its head; a larger 
 HEAD_OF_BODY = 4096  # and at its beginning: some bodies tell it there
 END = b"0\r\n\r\n"  # the last chunk, without trailers
 INTERIM = 8  # heads with a status below 200 before an answer
-
-
-class End(enum.Enum):
-    """How an attempt ended."""
-
-    COMPLETE = "complete"
-    LOST = "lost"  # the engine went before a byte of the body came: the call may be sent again
-    REFUSED = "refused"  # `error` is for the client, which has heard nothing yet
-    BROKEN = "broken"  # the client has been told, or cut off
-    LEFT = "left"  # the client went
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """An attempt's end; `error` where there is one."""
-
-    end: End
-    error: ApiError | None = None
-
-    @property
-    def is_out_of_time(self) -> bool:
-        """Whether it took longer than its key may: no fault of the engine, which has worked for it."""
-        return self.error is not None and self.error.code == "stream_time_exceeded"
-
-
-COMPLETE, LOST, LEFT = Finish(End.COMPLETE), Finish(End.LOST), Finish(End.LEFT)
 
 
 class Relay:
@@ -129,10 +102,6 @@ class Relay:
         if connection is not None:
             connection.release(keep=keep)
         self.ended(finish)
-
-    def client_left(self) -> None:
-        """The client's connection ended: the engine's ends now."""
-        self.finish(LEFT)
 
     def engine_lost(self, connection: EngineConnection) -> None:
         """The engine's connection ended: for a body without framing its close is the end, everything else a loss."""
@@ -275,9 +244,6 @@ class Relay:
         if self.clean:
             ready, data = self._judge_whole(data, ready)
             if self.done:
-                return
-            if not data:
-                self._pass([], ready)
                 return
             if data == END and self.done_seen:
                 self._stream_end([], ready)

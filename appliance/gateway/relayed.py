@@ -30,9 +30,10 @@ from .deliveryprobe import DeliveryProbes
 from .engines import Engines, Group
 from .exchange import Exchange
 from .faults import place
+from .finish import COMPLETE, LEFT, End, Finish
 from .quarantine import Quarantines, Watch
 from .record import Record
-from .relay import COMPLETE, LEFT, End, Finish, Relay
+from .relay import Relay
 from .tasks import Tasks
 
 NEAR_END = 2048  # bytes of a body in which its usage mostly is

@@ -14,7 +14,7 @@ from appliance.errors import ApiError
 from appliance.gateway.allowances import Allowances, demand
 from appliance.gateway.auth import ANONYMOUS, Principal
 from appliance.gateway.claim import HEAVIEST, Claim
-from appliance.gateway.relay import LEFT
+from appliance.gateway.finish import LEFT
 from appliance.policy.allowance import Demand
 from appliance.wire.openai import ROUTES, Call
 from tests.support.waiting import clear_of_midnight

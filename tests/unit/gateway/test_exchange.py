@@ -11,7 +11,7 @@ from appliance.config.model import Config, Engine
 from appliance.gateway.answer import Answer
 from appliance.gateway.engines import Engines, Group, Replica
 from appliance.gateway.exchange import Exchange
-from appliance.gateway.relay import End, Finish
+from appliance.gateway.finish import End, Finish
 from appliance.gateway.tasks import Tasks
 from appliance.gateway.upstream import EngineConnection, Target
 from appliance.policy.admission import Admission, Ticket

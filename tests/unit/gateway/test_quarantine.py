@@ -8,8 +8,8 @@ import pytest
 
 from appliance import clock
 from appliance.errors import ApiError
+from appliance.gateway.finish import End, Finish
 from appliance.gateway.quarantine import Quarantines, Watch
-from appliance.gateway.relay import End, Finish
 from tests.support.journalsocket import Listener
 
 BODY = b'{"model": "m", "prompt": "secret words"}'

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from appliance import clock
 from appliance.gateway.answer import Answer
-from appliance.gateway.relay import End, Finish, Relay
+from appliance.gateway.finish import LEFT, End, Finish
+from appliance.gateway.relay import Relay
 from appliance.gateway.upstream import EngineConnection, Pool, Target
 from appliance.wire.chunked import ChunkDecoder
 from appliance.wire.openai import ROUTES, Call, Shape
@@ -283,9 +284,9 @@ def test_backpressure_and_a_client_that_leaves() -> None:
         assert stage.engine.paused
         stage.relay.resume()
         assert not stage.engine.paused
-        stage.relay.client_left()
+        stage.relay.finish(LEFT)
         assert stage.engine.aborted and stage.finish().end is End.LEFT
-        stage.relay.client_left()
+        stage.relay.finish(LEFT)
 
     asyncio.run(walk())
 
