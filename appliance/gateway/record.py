@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+NULL = "null"
 _json = json.JSONEncoder().encode
 
 
@@ -75,8 +76,10 @@ def entry(record: Record) -> str:
     queue, first, total, events, prompt, cached, completion, estimated, resent = record[11:]
     return (
         f'"at":{_seconds(record.at)},"request_id":{_json(record.request_id)},{_common(record[2:11])[1]},'
-        f'"queue_ms":{_tenths(queue)},"first_token_ms":{_tenths(first)},"total_ms":{total:.1f},"events":{events},'
-        f'"prompt_tokens":{_count(prompt)},"cached_tokens":{_count(cached)},"completion_tokens":{_count(completion)},'
+        f'"queue_ms":{NULL if queue is None else f"{queue:.1f}"},'
+        f'"first_token_ms":{NULL if first is None else f"{first:.1f}"},"total_ms":{total:.1f},"events":{events},'
+        f'"prompt_tokens":{NULL if prompt is None else prompt},"cached_tokens":{NULL if cached is None else cached},'
+        f'"completion_tokens":{NULL if completion is None else completion},'
         f'"estimated":{"true" if estimated else "false"},"resent":{resent}'
     )
 
@@ -100,11 +103,3 @@ def _seconds(at: float) -> str:
     """To the millisecond, without zeros at the end, as JSON writes it: nine in ten have none, and are ready."""
     text = f"{at:.3f}"
     return text if text[-1] != "0" else repr(float(text))
-
-
-def _tenths(value: float | None) -> str:
-    return "null" if value is None else f"{value:.1f}"
-
-
-def _count(value: int | None) -> str:
-    return "null" if value is None else str(value)

@@ -30,7 +30,7 @@ from .deliveryprobe import DeliveryProbes
 from .engines import Engines, Group
 from .exchange import Exchange
 from .faults import place
-from .finish import COMPLETE, LEFT, End, Finish
+from .finish import LEFT, End, Finish
 from .quarantine import Quarantines, Watch
 from .record import Record
 from .relay import Relay
@@ -149,7 +149,7 @@ class RelayedRequest:
         answer.bodyless = head.method == "HEAD"
         if is_preflight(head, answer):
             answer.reply(204, b"", [])
-            self._end(COMPLETE)
+            self._end(Finish(End.COMPLETE))
             return
         self.principal = host.gatekeeper.principal(head.values)
         only(head, answer, "POST")
@@ -334,7 +334,7 @@ def _usage(relay: Relay, finish: Finish) -> Usage | None:
         if told is not None:
             return told
     if relay.kept:
-        return find_usage(bytes(relay.kept[-NEAR_END:])) or find_usage(bytes(relay.kept))
+        return find_usage(relay.kept[-NEAR_END:]) or find_usage(relay.kept)
     if not complete and relay.events:
         return Usage(None, relay.events, None, estimated=True)
     return None

@@ -26,7 +26,7 @@ class Usage:
     estimated: bool = False
 
 
-def find_usage(text: bytes) -> Usage | None:
+def find_usage(text: bytes | bytearray) -> Usage | None:
     """The last usage object in a body, an event or the end of one; None when there is none that can be read.
 
     Behind a backslash `"usage"` is text: inside a JSON string the quote would be escaped, else it is a key.
