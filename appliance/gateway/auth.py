@@ -1,9 +1,9 @@
-"""Who calls: a key from the request's fields to a principal, by the keys file as it was last good."""
+"""Who calls: from a key to a principal, by the keys file as it was last good."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance import clock
@@ -75,11 +75,10 @@ class Gatekeeper:
         """The limits of a key by its id; none for one that is gone."""
         return next((key.limits for key in self.keys.keys if key.id == key_id), UNLIMITED)
 
-    def principal(self, fields: Mapping[str, str]) -> Principal:
-        """The caller; names of fields are in lower case. Raises ApiError invalid_api_key."""
+    def principal(self, secret: str) -> Principal:
+        """Whose key that is; empty: none was sent. Raises ApiError invalid_api_key."""
         if not self._settings.required:
             return ANONYMOUS
-        secret = _secret(fields)
         if not secret:
             raise ApiError(
                 "invalid_api_key", self._hint("no API key was sent: use the header Authorization: Bearer KEY")
@@ -100,10 +99,3 @@ class Gatekeeper:
         if self.has_keys:
             return text
         return f"{text}; no key exists yet, the operator makes one with: sudo llm-appliance keys create NAME"
-
-
-def _secret(fields: Mapping[str, str]) -> str:
-    scheme, _, rest = fields.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and rest:
-        return rest.strip()
-    return fields.get("x-api-key", "").strip()

@@ -42,8 +42,10 @@ class Share:
 
     def grow(self, size: int, limit: int) -> None:
         """So many bytes more are held. Raises ApiError, and holds no more, where they are too many."""
-        self.check(size, limit)
-        self._bodies.held += size
+        bodies = self._bodies
+        if bodies.held + size > limit:
+            self.check(size, limit)
+        bodies.held += size
         self.size += size
 
     def give_back(self) -> None:

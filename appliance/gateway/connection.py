@@ -4,8 +4,8 @@ Everything happens inside the call that brought the bytes: a request that is who
 without a task. What comes behind a running request, or while the client takes no answers, or is more than one
 connection's share of a turn, waits; where that is too much, nothing more is read.
 
-`serve` is called with each head. It answers, or first asks for the body with `collect`; in the end it calls `answered`,
-once. A body that nobody asked for is read and thrown away.
+`handle` is called with each head. It answers, or first asks for the body with `collect`; in the end it calls
+`answered`, once. A body that nobody asked for is read and thrown away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from appliance import clock
 from appliance.errors import ApiError
 from appliance.wire.chunked import ChunkDecoder, FramingError
 from appliance.wire.openai import Shape
-from appliance.wire.requesthead import BadRequest, RequestHead, may_begin, parse_request_head, skip_empty_lines
+from appliance.wire.requesthead import BadRequest, RequestHead, RequestHeads, may_begin, skip_empty_lines
 
 from .answer import Answer
 from .requestid import new_request_id
@@ -55,9 +55,13 @@ class Crowd(Protocol):
     idle: dict[ClientConnection, float]  # without a request
     heads: dict[ClientConnection, float]  # while it sends a request's head
     bodies: dict[ClientConnection, float]  # while it sends a body that is waited for: when the last bytes came
+    reader: RequestHeads
 
-    def serve(self, connection: ClientConnection, head: RequestHead) -> None:
+    def handle(self, connection: ClientConnection, head: RequestHead) -> None:
         """A request's head came."""
+
+    def is_crowded(self) -> ApiError | None:
+        """Why a connection beyond the limit is still not served; None where there is room by now."""
 
     def made(self, connection: ClientConnection) -> None:
         """A connection came."""
@@ -71,7 +75,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_advancing", "_answering", "_begun_at", "_crowd", "_decoder", "_ending", "_held", "_left", "_pieces",
-        "_reading", "_resting", "_stopped", "_timer", "_wanted", "is_surplus", "job", "remote", "transport",
+        "_reading", "_resting", "_stopped", "_timer", "_wanted", "_whole", "is_surplus", "job", "remote", "transport",
         "writing_paused",
     )  # fmt: skip
 
@@ -86,6 +90,7 @@ class ClientConnection(asyncio.Protocol):
         self._answering = False  # a request is handled
         self._reading = False  # its body is not whole
         self._wanted = False  # and somebody waits for it
+        self._whole = b""  # the body of the request that is being handed over, where it is here
         self._ending = False  # nothing more is taken
         self._advancing = False
         self._resting = False  # the others have their turn
@@ -157,17 +162,24 @@ class ClientConnection(asyncio.Protocol):
         self._advancing = True
         left = BURST
         try:
-            while left and self._held and not (self._is_occupied or self._ending) and self._begin():
+            while self._held and left and not (self._is_occupied or self._ending) and self._begin():
                 left -= 1
         finally:
             self._advancing = False
-        if self._ending or self.transport is None:
-            return
-        if not left and self._held and not self._is_occupied:
-            self._rest()
-        if not self._held and not self.is_busy:
+        if self._answering or self._reading:
+            if len(self._held) > HELD:
+                self._stop()
+        elif not self._ending:
+            self._wait(left)
+
+    def _wait(self, left: int) -> None:
+        """No request is handled: one is waited for, or for the rest of its head, or for the others' turn."""
+        if not self._held:
             self._crowd.idle[self] = clock.monotonic()
-        elif not self._is_occupied:
+            return
+        if not left and not self._is_occupied:
+            self._rest()
+        if not self._is_occupied:
             self._crowd.heads.setdefault(self, clock.monotonic())
         elif len(self._held) > HELD:
             self._stop()
@@ -186,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def _is_occupied(self) -> bool:
         """Whether the next request has to wait: for those before it, their answers to be taken, or the others' turn."""
-        return self.is_busy or self.writing_paused or self._resting
+        return self._answering or self._reading or self.writing_paused or self._resting
 
     def _begin(self) -> bool:
         """Handle the next request; False where its head is not whole."""
@@ -201,35 +213,38 @@ class ClientConnection(asyncio.Protocol):
             if data and not may_begin(data):
                 self.refuse(ApiError("invalid_request", "this is not a well-formed HTTP request"))
             return False
-        self._crowd.heads.pop(self, None)
+        crowd = self._crowd
+        crowd.heads.pop(self, None)
         try:
-            head = parse_request_head(data[:end])
+            head = crowd.reader.read(data[:end])
         except BadRequest as error:
             self.refuse(ApiError("invalid_request", str(error)))
             return False
-        self._handle(head, data, end + 4)
+        if self.is_surplus and (refusal := crowd.is_crowded()) is not None:
+            self.refuse(refusal)
+            return False
+        end += 4
+        length = head.length
+        self._answering = True
+        if length is None or end + length > len(data):
+            self._handle_begun(head, data[end:])
+            return True
+        self._whole, self._held = data[end : end + length], data[end + length :]
+        crowd.handle(self, head)
+        self._whole = b""
         return True
 
-    def _handle(self, head: RequestHead, data: bytes, position: int) -> None:
-        """Give a request to its handler. The body begins at `position`; where it is here whole, it is not copied
-        twice."""
-        end = position + (head.length or 0)
-        self._answering = True
-        if head.length is not None and end <= len(data):
-            self._held = data[end:]
-            self._crowd.serve(self, head)
-            if self._wanted:
-                self._give(data[position:end])
-            return
+    def _handle_begun(self, head: RequestHead, data: bytes) -> None:
+        """Give a request to its handler whose body is not whole; `data` is what came of it."""
         self._reading = True
         self._held, self._left = b"", head.length or 0
         self._decoder = ChunkDecoder() if head.length is None else None
         try:
-            begun = self._split(data[position:])
+            begun = self._split(data)
         except FramingError:
             self.refuse(ApiError("invalid_request", "the body cannot be read"))
             return
-        self._crowd.serve(self, head)
+        self._crowd.handle(self, head)
         if self.transport is None:
             return
         if self._wanted:
@@ -238,25 +253,33 @@ class ClientConnection(asyncio.Protocol):
         if self._wanted and head.expects_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def collect(self, job: Job) -> None:
-        """The handler waits for the body: each part of it is told to `job`, then the whole."""
-        self.job, self._wanted = job, True
+    def collect(self, job: Job) -> bytes | None:
+        """The body, where it is whole. Else the handler waits: each part of it is told to `job`, then the whole."""
+        self.job = job
+        if self._reading:
+            self._wanted = True
+            return None
+        whole, self._whole = self._whole, b""
+        return whole
 
     def answered(self, *, keep_alive: bool) -> None:
         """The request's answer is on its way to the client, whole or broken off."""
         self.job = None
-        self._answering = self._wanted = False
-        self._pieces = bytearray()
-        self._crowd.bodies.pop(self, None)
+        self._answering = False
+        if self._wanted:
+            self._wanted, self._pieces = False, bytearray()
+            self._crowd.bodies.pop(self, None)
         if self._ending or self.transport is None:
             return
         if not keep_alive:
             self._end()
         elif self._reading:
             self._linger()
-        else:
+        elif self._held or self._stopped:
             self._go_on()
             self._advance()
+        elif not self._advancing:
+            self._crowd.idle[self] = clock.monotonic()
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error what is no request, and end."""
@@ -293,7 +316,7 @@ class ClientConnection(asyncio.Protocol):
         self._reading, self._decoder, self._held = False, None, rest
         if self._wanted:
             whole, self._pieces = bytes(self._pieces), bytearray()
-            self._give(whole, counted=True)
+            self._give(whole)
         elif self._timer is not None:  # its answer has ended before
             self._timer.cancel()
             self._timer = None
@@ -312,15 +335,9 @@ class ClientConnection(asyncio.Protocol):
             self._pieces += piece
         return True
 
-    def _give(self, body: bytes, *, counted: bool = False) -> None:
+    def _give(self, body: bytes) -> None:
         job = self.job
         assert job is not None
-        if not counted:
-            try:
-                job.received(len(body))
-            except ApiError as error:
-                self.fail_body(error)
-                return
         self._wanted = False
         self._crowd.bodies.pop(self, None)
         job.body(body)

@@ -43,15 +43,15 @@ class Handler:
         transport = connection.transport
         if transport is None:  # gone before its request was looked at
             return
-        host, route = self._host, ROUTES.get(head.path)
+        host, route, values = self._host, ROUTES.get(head.path), head.values
         answer = Answer(
             transport,
             shape=route.shape if route else Shape.ANTHROPIC if head.path.startswith("/v1/messages") else Shape.OPENAI,
-            request_id=headers.request_id(head.get("x-request-id")) or new_request_id(),
+            request_id=("x-request-id" in values and headers.request_id(values["x-request-id"])) or new_request_id(),
             http11=head.http11,
             # Whether a body still comes from a client that is answered instead of asked for it, nobody knows.
-            keep_alive=head.keep_alive and "expect" not in head.values and not host.draining,
-            extra=cors_fields(host.config, head),
+            keep_alive=head.keep_alive and "expect" not in values and not host.draining,
+            extra=cors_fields(host.config, head) if "origin" in values else "",
         )
         if route is not None:
             number, share = next(self._numbers), Share(self.bodies)
@@ -81,7 +81,7 @@ class Handler:
         if is_preflight(head, answer):
             answer.reply(204, b"", [])
             return
-        principal = self._host.gatekeeper.principal(head.values)
+        principal = self._host.gatekeeper.principal(head.secret)
         if path == "/v1/models":
             only(head, answer, "GET", "HEAD")
             answer.reply(200, _dump(openai.models(self._models(principal), int(self._host.started))), JSON_BODY)

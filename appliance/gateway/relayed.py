@@ -14,7 +14,7 @@ from appliance import clock
 from appliance.config.model import Config
 from appliance.errors import ApiError
 from appliance.policy.allowance import Hold
-from appliance.wire import deliveryprobe, headers, openai
+from appliance.wire import deliveryprobe, openai
 from appliance.wire.openai import Call, Route
 from appliance.wire.requesthead import RequestHead
 from appliance.wire.usage import Usage, find_usage
@@ -74,6 +74,16 @@ class RelayedRequest:
     """One request on a relayed route, and what is known of it for its record. Its connection's job; `_end` is its one
     end."""
 
+    # What is not known yet, in the beginning of each.
+    config: Config | None = None
+    principal: Principal | None = None
+    call: Call | None = None
+    exchange: Exchange | None = None
+    claim: Claim | None = None
+    watch: Watch | None = None
+    task: asyncio.Task[None] | None = None  # what cannot be done at once
+    done = False
+
     def __init__(
         self,
         host: Host,
@@ -91,19 +101,18 @@ class RelayedRequest:
         self.probes = probes
         self.client = forwarded_address(host.config, head, connection.remote)
         self.arrived, self.at = clock.monotonic(), clock.wall()
-        self.config: Config | None = None
-        self.principal: Principal | None = None
-        self.call: Call | None = None
-        self.exchange: Exchange | None = None
-        self.claim: Claim | None = None
-        self.watch: Watch | None = None
-        self.task: asyncio.Task[None] | None = None  # what cannot be done at once
-        self.done = False
 
     # --- the connection's calls -----------------------------------------------------------------------------------
     def begin(self) -> None:
-        """What the head says is enough to refuse, or to ask for the body."""
-        self._step(self._look_at_head)
+        """What the head says is enough to refuse, or to ask for the body; where that is here, the call goes on."""
+        try:
+            body = self._look_at_head()
+            if body is not None:
+                self._look_at_body(body)
+        except ApiError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fail(error)
 
     def received(self, size: int) -> None:
         config = self.config
@@ -114,8 +123,12 @@ class RelayedRequest:
         self.share.grow(size, config.gateway.max_bodies)
 
     def body(self, data: bytes) -> None:
-        self.answer.keep_alive = self.head.keep_alive and not self.host.draining
-        self._step(self._look_at_body, data)
+        try:
+            self._look_at_body(data)
+        except ApiError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fail(error)
 
     def body_failed(self, error: ApiError) -> None:
         self.answer.keep_alive = False
@@ -136,60 +149,61 @@ class RelayedRequest:
             self.exchange.resume()
 
     # --- steps ----------------------------------------------------------------------------------------------------
-    def _step(self, step: Callable[..., None], *arguments: bytes) -> None:
-        try:
-            step(*arguments)
-        except ApiError as error:
-            self._refuse(error)
-        except Exception as error:
-            self._fail(error)
-
-    def _look_at_head(self) -> None:
+    def _look_at_head(self) -> bytes | None:
+        """The body, where it is here already."""
         host, head, answer = self.host, self.head, self.answer
-        answer.bodyless = head.method == "HEAD"
-        if is_preflight(head, answer):
-            answer.reply(204, b"", [])
-            self._end(Finish(End.COMPLETE))
-            return
-        self.principal = host.gatekeeper.principal(head.values)
-        only(head, answer, "POST")
+        if head.method != "POST":
+            answer.bodyless = head.method == "HEAD"
+            if is_preflight(head, answer):
+                answer.reply(204, b"", [])
+                self._end(Finish(End.COMPLETE))
+                return None
+        self.principal = host.gatekeeper.principal(head.secret)
+        if head.method != "POST":
+            only(head, answer, "POST")
         if host.closing:
             raise ApiError("gateway_draining", "the gateway is stopping; try again", retry_after=2)
         self.config = config = host.config
         if config is None:
             raise invalid_config()
-        announced = head.length or 0
+        gateway, announced = config.gateway, head.length or 0
         try:
-            if announced > config.gateway.max_body:
-                raise _too_large(config.gateway.max_body)
-            self.share.check(announced, config.gateway.max_bodies)
+            if announced > gateway.max_body:
+                raise _too_large(gateway.max_body)
+            body = self.connection.collect(self)
+            if body is None:
+                self.share.check(announced, gateway.max_bodies)
+            else:
+                self.share.grow(announced, gateway.max_bodies)
         except ApiError:
             answer.keep_alive = False  # what is sent of it would be read as the next request
             raise
-        self.connection.collect(self)
+        return body
 
     def _look_at_body(self, body: bytes) -> None:
-        host, route, principal, config = self.host, self.route, self.principal, self.config
-        assert principal is not None and config is not None
-        self.call = call = openai.parse_call(route, body, self.head.get("content-type"))
+        host, head, route, principal, answer = self.host, self.head, self.route, self.principal, self.answer
+        assert principal is not None
+        answer.keep_alive = head.keep_alive and not host.draining
+        self.call = call = openai.parse_call(route, body, head.values.get("content-type", ""))
         if call.model == deliveryprobe.MODEL:
             self._probe(call, body)
             return
         group = host.engines.by_model.get(call.model)
         if group is None:
             raise ApiError("model_not_found", f"no engine serves the model {call.model[:200]!r}", param="model")
-        if not principal.may_use(call.model):
+        if principal.models and not principal.may_use(call.model):
             raise ApiError("model_not_allowed", f"this key may not use the model {call.model[:200]!r}", param="model")
-        request_id, key_id = self.answer.request_id, principal.key_id
-        self.watch = host.quarantines.check(group.engine.name, route.path, body, request_id, key_id)
-        self.answer.stream = call.stream
+        self.watch = host.quarantines.check(
+            group.engine.name, route.path, body, answer.request_id, principal.key_id
+        )  # fmt: skip
+        answer.stream = call.stream
         if host.is_followed:
             self.task = host.tasks.start(self._claim_elsewhere(call, group, body), "claim")
             return
         try:
             self.claim = Claim(host.allowances, principal, call, route)
         finally:  # a client that is refused wants to know where it stands as well
-            self.answer.extra += host.allowances.fields(principal)
+            answer.extra += host.allowances.fields(principal)
         self._exchange(self.claim, call, group, body)
 
     async def _claim_elsewhere(self, call: Call, group: Group, body: bytes) -> None:
@@ -222,7 +236,7 @@ class RelayedRequest:
             self._exchanged,
             host.tasks.start,
             ticket=claim.ticket(self.number, self.arrived),
-            fields=headers.upstream_fields(self.head.fields, self.head.connection),
+            fields=self.head.onward,
             body=claim.bounded(body, group.context),
             is_paused=lambda: connection.writing_paused,
             body_sent=self.share.give_back,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from appliance import clock
 from appliance.errors import ApiError
-from appliance.wire.requesthead import RequestHead
+from appliance.wire.requesthead import RequestHead, RequestHeads
 
 from .connection import ClientConnection
 
@@ -29,7 +29,8 @@ class ClientServer:
     def __init__(
         self, handle: Callable[[ClientConnection, RequestHead], None], *, most: Callable[[], int] = lambda: sys.maxsize
     ) -> None:
-        self._handle, self._most = handle, most
+        self.handle, self._most = handle, most
+        self.reader = RequestHeads()
         self.connections: set[ClientConnection] = set()
         self.idle: dict[ClientConnection, float] = {}  # longest first
         self.heads: dict[ClientConnection, float] = {}  # oldest first
@@ -50,13 +51,12 @@ class ClientServer:
     def lost(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
 
-    def serve(self, connection: ClientConnection, head: RequestHead) -> None:
-        """A request's head came."""
-        if connection.is_surplus and len(self.connections) > self._most():
-            text = f"all {self._most()} connections are in use (gateway.max_connections)"
-            connection.refuse(ApiError("gateway_overloaded", text, retry_after=CROWDED_WAIT))
-        else:
-            self._handle(connection, head)
+    def is_crowded(self) -> ApiError | None:
+        """Why a connection that was one too many is not served; None where there is room by now."""
+        if len(self.connections) <= self._most():
+            return None
+        text = f"all {self._most()} connections are in use (gateway.max_connections)"
+        return ApiError("gateway_overloaded", text, retry_after=CROWDED_WAIT)
 
     def _end_idle(self) -> bool:
         """Close the connection that has been idle for longest; False when none has been for long enough."""

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn
 
 from appliance.errors import ApiError
 
@@ -92,20 +92,25 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
     model = value.get("model")
     if not isinstance(model, str) or not model:
         raise ApiError("invalid_request", _model_fault(model), param="model")
-    if _SURROGATE.search(model):  # such a name could be written to no log
+    if not model.isascii() and _SURROGATE.search(model):  # such a name could be written to no log
         raise ApiError("invalid_request", "model must be text: it holds half a surrogate pair", param="model")
-    stream = _flag(value, "stream") and route.streams
+    stream = value.get("stream", False)
+    if stream is not True and stream is not False:
+        stream = _flag(value, "stream")
+    limit = _limit(value, route.limits)
+    if value.keys().isdisjoint(_SELDOM):
+        return Call(model, stream and route.streams, len(body), limit)
     options = value.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise ApiError("invalid_request", "stream_options must be an object", param="stream_options")
     return Call(
         model=model,
-        stream=stream,
+        stream=stream and route.streams,
         size=len(body),
-        max_tokens=_limit(value, route.limits),
+        max_tokens=limit,
         answers=_answers(value, route),
         include_usage=bool(options and options.get("include_usage")),
-        stream_options=cast("Mapping[str, object] | None", options),
+        stream_options=options,
         structured=_is_structured(value),
     )
 
@@ -149,7 +154,7 @@ def _json_object(body: bytes) -> dict[str, object]:
     if len(body) > LARGE and (body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS):
         raise ApiError("invalid_json", "the body holds too many values to be a request")
     try:
-        value = _DECODER.decode(body.decode("utf-8"))
+        value = _decoded(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise ApiError("invalid_json", "the body is not UTF-8 text") from None
     except RecursionError:
@@ -160,6 +165,17 @@ def _json_object(body: bytes) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ApiError("invalid_request", "the body must be a JSON object")
     return value
+
+
+def _decoded(text: str) -> object:
+    if text.startswith("{"):
+        try:
+            value, end = _DECODER.scan_once(text, 0)
+        except StopIteration:  # the decoder says where
+            end = -1
+        if end == len(text):
+            return value
+    return _DECODER.decode(text)  # which looks at blanks before and behind: as much work as a small body
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -186,12 +202,14 @@ def _flag(value: Mapping[str, object], name: str) -> bool:
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
-_ASKING = frozenset({*_GRAMMARS, "response_format", "text", "tools"})
+# What is looked at where it is there; most calls have none of it.
+_SELDOM = frozenset(
+    {*_GRAMMARS, "response_format", "text", "tools", "stream_options", "prompt", "prompt_embeds"}
+    | {name for route in ROUTES.values() for name in route.counts}
+)
 
 
 def _is_structured(value: Mapping[str, object]) -> bool:
-    if value.keys().isdisjoint(_ASKING):  # as most calls
-        return False
     text = value.get("text")  # the Responses API's place for the format
     formats = [value.get("response_format"), text.get("format") if isinstance(text, dict) else None]
     if any(isinstance(each, dict) and each.get("type") not in (None, "text") for each in formats):
@@ -214,17 +232,16 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None:
     """The most tokens that the answer may have, by the names that count on this route; the others are only checked."""
-    found: dict[str, int] = {}
     for name in _LIMITS:
         limit = value.get(name)
         if limit is None:
             continue
         if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MOST_TOKENS:
             raise ApiError("invalid_request", f"{name} must be a whole number from 0 to {MOST_TOKENS}", param=name)
-        found[name] = limit
     for name in counting:
-        if name in found:
-            return found[name]
+        limit = value.get(name)
+        if isinstance(limit, int):
+            return limit
     return None
 
 

@@ -5,6 +5,9 @@ a request or say what it is stand once, a length is plain digits, `chunked` is t
 is refused, so that nothing behind a request can be taken for another one.
 
 Law: a head is read or refused as a whole; nothing of a refused one is used.
+
+A client says the same head again and again, but for its key and its body's length. `RequestHeads` reads such a head
+once; of a key it keeps nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .headers import LENGTH_DIGITS, TOKEN
+from .headers import LENGTH_DIGITS, TOKEN, upstream_fields
 
 HEAD_LIMIT = 65536  # bytes of a head
 LINE_LIMIT = 16384
@@ -23,6 +26,19 @@ FIELD_LIMIT = 128
 _LINE_ENDS_AND_TEXT = bytes(code for code in range(256) if code >= 32 and code != 127) + b"\t\r\n"
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 _AUTHORITY = re.compile(r"(?:[^@/?#\[\]]*@)?(?:\[[0-9A-Fa-f:.]+\]|[^@:/?#\[\]]+)(?::([0-9]{1,5}))?")
+# A key and a length, as nearly all clients write them. What stands around them is the same each time.
+_DIFFERING = re.compile(
+    rb"\r\n([Aa]uthorization: Bearer |[Xx]-[Aa]pi-[Kk]ey: |[Cc]ontent-[Ll]ength: )([!-~]+)(?=\r\n|\Z)"
+)
+_LENGTH = b"content-length: "
+# Names of fields that may be secret as well, or are new each time: a head with one of them is not kept.
+_NOT_KEPT = re.compile(
+    rb"\n[^:\r\n]*(?:auth|key|token|secret|cookie|session|credential|password|request-id|trace)[^:\r\n]*:",
+    re.IGNORECASE,
+)
+# Told by attributes of their own, and not among the fields.
+_OWN = frozenset({"authorization", "x-api-key", "content-length"})
+KNOWN, KNOWN_LIMIT = 256, 4096  # heads that are kept, and bytes of one
 # Told twice, two readers could believe different ones.
 _SINGLE = frozenset({"host", "content-length", "transfer-encoding", "content-type", "content-encoding"})
 
@@ -35,7 +51,8 @@ class BadRequest(ValueError):
 class RequestHead:
     """A request's head; nobody changes it. Names of fields are in lower case, `values` holds the first of each name.
 
-    `path` is as it was sent, without host and query. `length` is the body's, None where it comes in chunks.
+    `path` is as it was sent, without host and query. The body's `length`, None where it comes in chunks, and the
+    `secret` of the caller's key, empty where none was sent, stand here alone: the fields leave them out.
     """
 
     method: str
@@ -43,9 +60,10 @@ class RequestHead:
     http11: bool
     fields: list[tuple[str, str]]
     values: Mapping[str, str]
-    length: int | None
     keep_alive: bool
-    connection: str | None = None  # all its Connection fields, in lower case
+    onward: str  # the fields that go on to an engine, as lines
+    length: int | None
+    secret: str
 
     def get(self, name: str) -> str:
         """The first field of that name (in lower case), or the empty string."""
@@ -55,6 +73,49 @@ class RequestHead:
     def expects_continue(self) -> bool:
         """Whether the client waits to be asked for the body."""
         return self.http11 and self.get("expect").lower() == "100-continue"
+
+
+class RequestHeads:
+    """Reads heads; one that differs from an earlier one in its key and its length alone is not parsed again."""
+
+    def __init__(self) -> None:
+        # What stands around key and length, in order; whether the key is the first of the two, and the head.
+        self._known: dict[tuple[bytes, ...], tuple[bool, RequestHead]] = {}
+
+    def read(self, block: bytes) -> RequestHead:
+        """`parse_request_head`, of which the result is the same. Raises BadRequest."""
+        parts = _DIFFERING.split(block) if len(block) <= KNOWN_LIMIT else ()
+        if len(parts) != 7:
+            return parse_request_head(block)
+        before, name, value, between, other_name, other, after = parts
+        shape = before, name, between, other_name, after
+        known = self._known.get(shape)
+        if known is None:
+            head = parse_request_head(block)
+            self._keep(shape, head)
+            return head
+        key_first, head = known
+        secret, digits = (value, other) if key_first else (other, value)
+        if not digits.isdigit() or len(digits) > LENGTH_DIGITS:
+            return parse_request_head(block)
+        return RequestHead(
+            head.method, head.path, head.http11, head.fields, head.values, head.keep_alive, head.onward,
+            int(digits), secret.decode("ascii"),
+        )  # fmt: skip
+
+    def _keep(self, shape: tuple[bytes, ...], head: RequestHead) -> None:
+        """Know a head from now on, where what differs is one key and one length."""
+        before, name, between, other_name, after = shape
+        key_first = name.lower() != _LENGTH
+        around = b"%b%b%b" % (before, between, after)
+        if key_first == (other_name.lower() != _LENGTH) or _NOT_KEPT.search(around):
+            return
+        if len(self._known) >= KNOWN:
+            del self._known[next(iter(self._known))]
+        kept = RequestHead(
+            head.method, head.path, head.http11, head.fields, head.values, head.keep_alive, head.onward, 0, ""
+        )  # fmt: skip
+        self._known[shape] = key_first, kept
 
 
 def skip_empty_lines(data: bytes) -> bytes:
@@ -135,9 +196,7 @@ def _path(method: str, target: str) -> str:
     return target.partition("?")[0]
 
 
-def _framed(
-    method: str, path: str, http11: bool, fields: list[tuple[str, str]], values: Mapping[str, str]
-) -> RequestHead:
+def _framed(method: str, path: str, http11: bool, fields: list[tuple[str, str]], values: dict[str, str]) -> RequestHead:
     length: int | None = 0
     told, coding = values.get("content-length"), values.get("transfer-encoding")
     if told is not None:
@@ -159,6 +218,20 @@ def _framed(
     connection = None
     if "connection" in values:
         connection = ",".join(value for name, value in fields if name == "connection").lower()
-    keep_alive = http11 and (connection is None or "close" not in map(str.strip, connection.split(",")))
     # A client that asks for another protocol may go on in it without waiting for our answer.
-    return RequestHead(method, path, http11, fields, values, length, keep_alive and "upgrade" not in values, connection)
+    keep_alive = http11 and "upgrade" not in values
+    if connection is not None and "close" in map(str.strip, connection.split(",")):
+        keep_alive = False
+    onward, secret = upstream_fields(fields, connection), _secret(values)
+    if not _OWN.isdisjoint(values):
+        fields = [pair for pair in fields if pair[0] not in _OWN]
+        values = {name: value for name, value in values.items() if name not in _OWN}
+    return RequestHead(method, path, http11, fields, values, keep_alive, onward, length, secret)
+
+
+def _secret(values: Mapping[str, str]) -> str:
+    """The key that the client sent, empty where it sent none."""
+    scheme, _, rest = values.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and rest:
+        return rest.strip()
+    return values.get("x-api-key", "").strip()

@@ -92,7 +92,10 @@ class Stage:
         self.heads.append(head)
         if head.method == "POST":
             self.jobs.append(Job())
-            connection.collect(self.jobs[-1])
+            body = connection.collect(self.jobs[-1])
+            if body is not None:
+                self.jobs[-1].received(len(body))
+                self.jobs[-1].body(body)
         else:
             if len(self.heads) == self.paused_at:
                 connection.pause_writing()
