@@ -53,13 +53,9 @@ class Allowances:
         self._restore(clock.wall())
 
     # --- one call -------------------------------------------------------------------------------------------------
-    def take(self, principal: Principal, call: Call, route: Route) -> Hold:
-        """Reserve what the call may use. Raises ApiError with the limit that stands in the way."""
-        return self.reserve(principal, demand(call, route, principal.limits))
-
     def reserve(self, principal: Principal, wanted: Demand) -> Hold:
-        """`take` for what a call is known to need."""
-        account = self._account(principal)
+        """Reserve what a call may use. Raises ApiError with the limit that stands in the way."""
+        account = self._accounts.get(principal.key_id) or self._account(principal)
         held = account.reserve(principal.limits, wanted, clock.monotonic(), clock.wall())
         if isinstance(held, Denied):
             raise ApiError(held.code, held.reason, param=held.param, retry_after=held.retry_after, final=held.final)
@@ -77,7 +73,7 @@ class Allowances:
         limits = principal.limits
         if limits.rpm is None and limits.tpm is None:
             return ""
-        account, now = self._account(principal), clock.monotonic()
+        account, now = self._accounts.get(principal.key_id) or self._account(principal), clock.monotonic()
         found = ""
         if limits.rpm is not None:
             found = _standing("Requests", limits.rpm, account.requests.debt(limits.rpm, now))
@@ -225,11 +221,10 @@ def demand(call: Call, route: Route, limits: KeyLimits) -> Demand:
     """What a call is taken to need: its body's tokens, and the limit of its answers or a guess."""
     if route.free:
         return Demand(call.size, 0, 0, 0)
-    prompt = prompt_tokens(call, route)
+    prompt, count, limit = prompt_tokens(call, route), call.answers, call.max_tokens
     if not route.streams:
         return Demand(call.size, prompt, 0, 0)
-    count = call.answers
-    if call.max_tokens is not None:
-        return Demand(call.size, prompt, count * call.max_tokens, call.max_tokens, count)
+    if limit is not None:
+        return Demand(call.size, prompt, count * limit, limit, count)
     guess = count * (route.unbounded or GUESS)
     return Demand(call.size, prompt, min(guess, limits.max_tokens or guess), None, count)

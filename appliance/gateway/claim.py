@@ -7,7 +7,7 @@ from appliance.policy.allowance import Hold
 from appliance.wire.openai import Call, Route, with_limit
 from appliance.wire.usage import Usage
 
-from .allowances import Allowances, prompt_tokens
+from .allowances import Allowances, demand, prompt_tokens
 from .auth import Principal
 from .exchange import Exchange
 from .finish import End, Finish
@@ -25,7 +25,7 @@ class Claim:
         self, allowances: Allowances, principal: Principal, call: Call, route: Route, hold: Hold | None = None
     ) -> None:
         self._allowances, self._principal, self._call, self._route = allowances, principal, call, route
-        self._hold = hold or allowances.take(principal, call, route)
+        self._hold = hold or allowances.reserve(principal, demand(call, route, principal.limits))
 
     def ticket(self, number: int, arrived: float) -> Ticket:
         """How the call stands in a queue."""

@@ -10,9 +10,8 @@ Law: every way ends in `_end`, once; there the lease or the place in the queue g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from math import ceil
-from typing import Any
+from typing import Protocol
 
 from appliance import clock
 from appliance.config.model import Gateway
@@ -28,56 +27,72 @@ from .engines import Engines, Group, Replica
 from .finish import LEFT, End, Finish
 from .quarantine import Watch
 from .relay import Relay
-from .upstream import ConnectFailed, EngineConnection, Late, Target
+from .tasks import Tasks
+from .upstream import ConnectFailed, EngineConnection, Late
+
+
+class Owner(Protocol):
+    """Whose call it is."""
+
+    @property
+    def settings(self) -> Gateway:
+        """`[gateway]` in force."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client's buffer is full."""
+
+    def body_sent(self) -> None:
+        """The body is needed no more."""
+
+    def exchanged(self, finish: Finish) -> None:
+        """The call's end; told once."""
 
 
 class Exchange:
     """The state of one call; what the client's connection and the ticker talk to."""
 
+    # As long as nothing has happened.
+    relay: Relay | None = None
+    replica: Replica | None = None
+    lease: Lease | None = None
+    connecting: asyncio.Task[None] | None = None
+    reused = False  # whether the attempt's connection had carried an earlier call
+    done = False
+    admitted_at: float | None = None
+    position: int | None = None  # in the queue, when the call came into it
+    commented = False
+    resent = 0
+
     def __init__(
         self,
+        owner: Owner,
         answer: Answer,
         call: Call,
         route: Route,
         group: Group,
         engines: Engines,
-        settings: Callable[[], Gateway],
-        ended: Callable[[Finish], None],
-        start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        tasks: Tasks,
         *,
         ticket: Ticket,
         fields: str,
         body: bytes,
-        is_paused: Callable[[], bool],
-        body_sent: Callable[[], None] = lambda: None,
         longest: float | None = None,
         watch: Watch | None = None,
     ) -> None:
+        self.owner = owner
         self.answer, self.call, self.route = answer, call, route
-        self.group, self.engines, self.settings = group, engines, settings
-        self.ended = ended  # called once, with the end
-        self.start = start  # runs what must wait
+        self.group, self.engines = group, engines
+        self.tasks = tasks  # for what must wait
         self.ticket, self.fields = ticket, fields
-        self.body_sent = body_sent  # called when the body is needed no more
         self.longest = longest  # seconds from admission to the end that the key may take
-        self.watch = watch or Watch()
-        self.is_paused = is_paused  # whether the client's buffer is full already
+        self.watch = watch = watch or Watch()
         self.hide_usage = route.meters and call.stream and not call.include_usage
         self.body: tuple[bytes, ...] = with_usage(body, call) if self.hide_usage else (body,)
-        self.relay: Relay | None = None
-        self.replica: Replica | None = None
-        self.lease: Lease | None = None
-        self.connecting: asyncio.Task[None] | None = None
-        self.reused = False  # whether the attempt's connection had carried an earlier call
         # After a lost attempt pooled connections are not trusted any more; and the end of one would leave open whether
         # the engine died of a suspected call.
-        self.fresh = self.watch.suspect
-        self.done = False
-        self.admitted_at: float | None = None
-        self.position: int | None = None  # in the queue, when the call came into it
+        self.fresh = watch.suspect
         self.quiet_since = ticket.arrived
-        self.commented = False
-        self.resent = 0
         self.first_told = not call.stream  # only a stream's first byte is its first token
 
     # --- the client's connection ----------------------------------------------------------------------------------
@@ -113,8 +128,7 @@ class Exchange:
 
     def admitted(self, lease: Lease) -> None:
         """The call may run."""
-        self.lease = lease
-        self.admitted_at = clock.monotonic()
+        self.lease, self.admitted_at = lease, lease.admitted
         try:
             self._attempt()
         except Exception as error:  # whoever lets this call in must not pay for it
@@ -143,12 +157,12 @@ class Exchange:
         if connection is not None:
             self._relay(replica, connection)
         else:
-            self.connecting = self.start(self._connect(replica), "connect")
+            self.connecting = self.tasks.start(self._connect(replica), "connect")
 
     async def _connect(self, replica: Replica) -> None:
         """Make a connection, for no pooled one is there; cancelled when the call ends."""
         try:
-            connection = await replica.pool.connect(self.settings().timeouts.connect)
+            connection = await replica.pool.connect(self.owner.settings.timeouts.connect)
         except ConnectFailed as error:
             self.connecting = None
             replica.failed(clock.monotonic(), late=isinstance(error, Late))
@@ -170,12 +184,23 @@ class Exchange:
         self._end(Finish(End.REFUSED, ApiError("engine_error", "the gateway failed on this request")))
 
     def _relay(self, replica: Replica, connection: EngineConnection) -> None:
-        fields = f"X-Engine: {replica.name}\r\n{self._queue_fields()}"
-        relay = Relay(self.answer, self.call, self.route, self._relayed, hide_usage=self.hide_usage, fields=fields)
-        self.relay, self.reused = relay, connection.reused
+        answer, position, body, fields = self.answer, self.position, self.body, replica.field
+        # How long the call waited, and from which place; left out where a comment went first: the head is gone.
+        if self.admitted_at is not None and not self.commented:
+            fields = f"{fields}X-Queue-Time-Ms: {round((self.admitted_at - self.ticket.arrived) * 1000)}\r\n"
+            if position is not None:
+                fields = f"{fields}X-Queue-Position: {position}\r\n"
+        self.reused = connection.reused
+        self.relay = relay = Relay(
+            answer, self.call, self.route, self._relayed, hide_usage=self.hide_usage, fields=fields
+        )  # fmt: skip
         self.watch.sent(replica)
-        relay.send(connection, self._request_head(replica.target), self.body)
-        if self.is_paused():
+        head = (
+            f"{replica.openings[self.route.path]}{self.fields}x-request-id: {answer.request_id}\r\n"
+            f"content-length: {sum(map(len, body))}\r\n\r\n"
+        ).encode("latin-1", "replace")  # as the client's head was decoded
+        relay.send(connection, head, body)
+        if self.owner.is_paused:
             relay.pause()
 
     def _relayed(self, finish: Finish) -> None:
@@ -238,22 +263,7 @@ class Exchange:
         finally:
             if finish.end is End.REFUSED and finish.error is not None:
                 self.answer.fail(finish.error)
-            self.ended(finish)
-
-    def _request_head(self, target: Target) -> bytes:
-        key = f"authorization: Bearer {target.key}\r\n" if target.key else ""
-        length = sum(map(len, self.body))
-        return (
-            f"POST {target.prefix}{self.route.path} HTTP/1.1\r\nhost: {target.authority}\r\n{self.fields}{key}"
-            f"x-request-id: {self.answer.request_id}\r\ncontent-length: {length}\r\n\r\n"
-        ).encode("latin-1", "replace")  # as the client's head was decoded
-
-    def _queue_fields(self) -> str:
-        """How long the call waited, and from which place; left out where a comment went first: the head is gone."""
-        if self.admitted_at is None or self.commented:
-            return ""
-        waited = f"X-Queue-Time-Ms: {round((self.admitted_at - self.ticket.arrived) * 1000)}\r\n"
-        return waited if self.position is None else f"{waited}X-Queue-Position: {self.position}\r\n"
+            self.owner.exchanged(finish)
 
     def _gone(self) -> ApiError:
         error = self.engines.unavailable(self.group, self.call.model, clock.wall())
@@ -268,14 +278,14 @@ class Exchange:
         """Deadlines and keep-alive comments; called several times a second."""
         if self.done:
             return
-        settings = self.settings()
+        settings = self.owner.settings
         timeouts = settings.timeouts
         relay = self.relay
         if not self.first_told:
             self._tell_first_token(now)
         if relay is not None and relay.begun and self.body:  # it is not sent again from now on
             self.body = ()
-            self.body_sent()
+            self.owner.body_sent()
         if self._is_too_long(now):
             self.stop(self._too_long())
             return
@@ -323,7 +333,7 @@ class Exchange:
             return
         self.quiet_since = now
         self.commented = True
-        fields = "" if self.replica is None else f"X-Engine: {self.replica.name}\r\n"
+        fields = "" if self.replica is None else self.replica.field
         self.answer.comment(fields, self._queued(now) if self.ticket.number in self.group.waiters else sse.COMMENT)
 
     def _queued(self, now: float) -> bytes:

@@ -66,7 +66,7 @@ class Watch:
 
     def check(self) -> None:
         """Raise ApiError where it is refused since it was let in: it may have waited."""
-        if self._engine is not None and self._engine.policy:
+        if self._engine is not None and self._engine.policy.cases:
             _refuse(self._engine.policy, self.body)
 
     def sent(self, replica: Replica) -> None:
@@ -115,7 +115,7 @@ class Quarantines:
         if known is None:
             known = self._engines[engine] = _Engine()
         number = hash((path, body))
-        standing = _refuse(known.policy, number) if known.policy else Standing.FREE
+        standing = _refuse(known.policy, number) if known.policy.cases else Standing.FREE
         alone = standing is Standing.ALONE
         if alone and known.alone is not None:
             text = "this request was in flight at two crashes of the engine; such requests run one at a time"
@@ -140,7 +140,7 @@ class Quarantines:
     def suspects(self, engine: str, replica: Replica) -> int:
         """Of what is in flight at a replica, or just failed: how many might be what it dies of."""
         known = self._engines.get(engine)
-        if known is None or not known.policy:
+        if known is None or not known.policy.cases:
             return 0
         watches = _of_run(known, replica.name, replica.start, clock.wall())
         return known.policy.suspects({watch.body for watch in watches}, clock.monotonic())

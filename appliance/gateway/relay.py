@@ -87,7 +87,7 @@ class Relay:
         transport = connection.transport
         assert transport is not None
         if len(body[0]) <= JOINED:
-            transport.write(head + b"".join(body))
+            transport.write(b"".join((head, *body)))
             return
         transport.write(head)
         for piece in body:

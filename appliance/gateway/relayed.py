@@ -7,11 +7,10 @@ place or for another process, it is called back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from appliance import clock
-from appliance.config.model import Config
+from appliance.config.model import Config, Gateway
 from appliance.errors import ApiError
 from appliance.policy.allowance import Hold
 from appliance.wire import deliveryprobe, openai
@@ -99,7 +98,9 @@ class RelayedRequest:
         self.route, self.number = route, number
         self.share = share  # of the memory for bodies
         self.probes = probes
-        self.client = forwarded_address(host.config, head, connection.remote)
+        self.client = connection.remote
+        if "x-forwarded-for" in head.values:
+            self.client = forwarded_address(host.config, head, connection.remote)
         self.arrived, self.at = clock.monotonic(), clock.wall()
 
     # --- the connection's calls -----------------------------------------------------------------------------------
@@ -224,33 +225,45 @@ class RelayedRequest:
             self._fail(error)
 
     def _exchange(self, claim: Claim, call: Call, group: Group, body: bytes) -> None:
-        host, config, principal, connection = self.host, self.config, self.principal, self.connection
-        assert config is not None and principal is not None
+        host, principal = self.host, self.principal
+        assert principal is not None
         self.exchange = exchange = Exchange(
+            self,
             self.answer,
             call,
             self.route,
             group,
             host.engines,
-            lambda: (host.config or config).gateway,
-            self._exchanged,
-            host.tasks.start,
+            host.tasks,
             ticket=claim.ticket(self.number, self.arrived),
             fields=self.head.onward,
             body=claim.bounded(body, group.context),
-            is_paused=lambda: connection.writing_paused,
-            body_sent=self.share.give_back,
             longest=principal.limits.stream_time,
             watch=self.watch,
         )
         host.exchanges.add(exchange)
         exchange.begin()
 
-    def _exchanged(self, finish: Finish) -> None:
+    # --- the exchange's calls -------------------------------------------------------------------------------------
+    @property
+    def settings(self) -> Gateway:
+        config = self.host.config or self.config
+        assert config is not None
+        return config.gateway
+
+    @property
+    def is_paused(self) -> bool:
+        return self.connection.writing_paused
+
+    def body_sent(self) -> None:
+        self.share.give_back()
+
+    def exchanged(self, finish: Finish) -> None:
         if self.exchange is not None:
             self.host.exchanges.discard(self.exchange)
         self._end(finish)
 
+    # --- what stands in front, tried ------------------------------------------------------------------------------
     def _probe(self, call: Call, body: bytes) -> None:
         """What stands in front is tried, not an engine."""
         if not call.stream:

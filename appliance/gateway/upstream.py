@@ -53,6 +53,11 @@ class Target:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
+    def opening(self, path: str) -> str:
+        """How a request for a path begins: all that is the same each time."""
+        key = f"authorization: Bearer {self.key}\r\n" if self.key else ""
+        return f"POST {self.prefix}{path} HTTP/1.1\r\nhost: {self.authority}\r\n{key}"
+
 
 def remote_target(url: str, key: str) -> Target:
     """The target of a `remote` URL."""

@@ -115,12 +115,14 @@ class Admission:
     # --- calls ---------------------------------------------------------------------------------------------------
     def offer(self, ticket: Ticket, now: float) -> Lease | Wait | Refuse:
         """Admit a call, queue it, or refuse it."""
-        if not self._queue:
-            lease = self._admit(ticket, now)
-            self._drain.mark(self._is_full(), now)
+        queue, drain = self._queue, self._drain
+        if not queue.calls:
+            replica = self._pick()
+            lease = self._admit(ticket, replica, now) if replica is not None else None
+            if replica is None or replica.in_flight >= replica.limit or drain.full:
+                drain.mark(self._is_full(), now)
             if lease is not None:
                 return lease
-        queue = self._queue
         if len(queue) < self.queue_size:
             queue.push(ticket)
             return Wait(queue.position(ticket.number))
@@ -148,11 +150,13 @@ class Admission:
     def admit_waiting(self, now: float) -> list[Lease]:
         """Leases for those who wait and now have room, in order; call it after every change."""
         admitted = []
-        while self._queue:
-            lease = self._admit(None, now)
-            if lease is None:
+        queue = self._queue
+        while queue.calls:
+            replica = self._pick()
+            if replica is None:
                 break
-            self._queue.remove(lease.ticket.number)
+            lease = self._admit(queue.next(), replica, now)
+            queue.remove(lease.ticket.number)
             admitted.append(lease)
         self._drain.mark(self._is_full(), now)
         return admitted
@@ -200,14 +204,14 @@ class Admission:
 
     def move(self, lease: Lease, now: float, avoid: str) -> Lease | None:
         """Another lease for the same call, on a replica other than `avoid`; None and unchanged when none has room."""
-        name = self._pick(avoid)
-        if name is None or self._leases.get(lease.ticket.number) is not lease:
+        other = self._pick(avoid)
+        if other is None or self._leases.get(lease.ticket.number) is not lease:
             return None
         old = self._replicas.get(lease.replica)
         if old is not None:
             old.in_flight -= 1
-        self._replicas[name].in_flight += 1
-        moved = Lease(lease.ticket, name, now)
+        other.in_flight += 1
+        moved = Lease(lease.ticket, other.name, now)
         self._leases[lease.ticket.number] = moved
         return moved
 
@@ -249,24 +253,21 @@ class Admission:
         assert len(self._queue) <= self.queue_size
 
     # --- inside --------------------------------------------------------------------------------------------------
-    def _admit(self, ticket: Ticket | None, now: float) -> Lease | None:
-        """A lease for a call, or for the one that is next in the queue; None without room."""
-        name = self._pick()
-        if name is None:
-            return None
-        if ticket is None:
-            ticket = self._queue.next()
+    def _admit(self, ticket: Ticket, replica: _Replica, now: float) -> Lease:
+        """A lease for a call on a replica with room."""
         self._queue.admitted(ticket)
-        self._replicas[name].in_flight += 1
-        lease = Lease(ticket, name, now)
-        self._leases[ticket.number] = lease
+        replica.in_flight += 1
+        lease = self._leases[ticket.number] = Lease(ticket, replica.name, now)
         return lease
 
-    def _pick(self, avoid: str | None = None) -> str | None:
-        loads = [replica for replica in self._replicas.values() if replica.serving and replica.name != avoid]
+    def _pick(self, avoid: str | None = None) -> _Replica | None:
+        """The replica that takes the next call; None without room."""
         self._turn += 1
-        found = least_outstanding(loads, self._turn)
-        return None if found is None else found.name
+        if len(self._replicas) == 1:  # as on most machines
+            (only,) = self._replicas.values()
+            return only if only.serving and only.in_flight < only.limit and only.name != avoid else None
+        loads = [replica for replica in self._replicas.values() if replica.serving and replica.name != avoid]
+        return least_outstanding(loads, self._turn)
 
     def _is_full(self) -> bool:
         """Whether replicas serve, and none has room."""

@@ -75,23 +75,38 @@ class Account:
 
     def reserve(self, limits: KeyLimits, demand: Demand, now: float, epoch: float) -> Hold | Denied:
         """Take what the call needs, or say why not; nothing is taken then."""
-        tokens = self._tokens(limits, demand, epoch)
-        denied = (
-            _never(limits, demand)
-            or self._quota(limits, tokens, epoch)
-            or self._place(limits)
-            or self._rate(limits, tokens, now)
-        )
-        if denied is not None:
-            return denied
+        day, month, rpm, tpm = self.day, self.month, limits.rpm, limits.tpm
+        if not day.start <= epoch < day.end:  # a month ends with a day
+            day.turn(epoch)
+            month.turn(epoch)
+        tokens = demand.prompt + demand.answer
+        if demand.limit is None:
+            tokens = self._cut(limits, demand, tokens)
+        asked = demand.answers * (1 if demand.limit is None else demand.limit)  # the least that can be asked for
+        if limits.max_tokens is not None and asked > limits.max_tokens:
+            return _too_long(limits.max_tokens, demand)
+        if limits.max_prompt is not None and demand.size > limits.max_prompt:
+            return _too_large(limits.max_prompt, demand)
+        most = limits.monthly_tokens
+        if most is not None and tokens > most - month.used - month.reserved:
+            return _used_up(month, most, tokens, epoch)
+        most = limits.daily_tokens
+        if most is not None and tokens > most - day.used - day.reserved:
+            return _used_up(day, most, tokens, epoch)
+        if limits.parallel is not None and len(self.holds) >= limits.parallel:
+            return self._no_place(limits.parallel)
+        if (rpm is not None and self.requests.debt(rpm, now) + 1 > rpm) or (
+            tpm is not None and self.tokens.debt(tpm, now) + tokens > tpm
+        ):
+            return self._too_often(limits, tokens, now)
         hold = Hold(self, tokens, now)
         self.holds.add(hold)
-        if limits.rpm is not None:
+        if rpm is not None:
             self.requests.add(1)
-        if limits.tpm is not None:
+        if tpm is not None:
             self.tokens.add(tokens)
-        self.day.reserved += tokens
-        self.month.reserved += tokens
+        day.reserved += tokens
+        month.reserved += tokens
         return hold
 
     def settle(self, hold: Hold, limits: KeyLimits, used: int | None, now: float, epoch: float) -> None:
@@ -149,60 +164,29 @@ class Account:
         held = sum(hold.tokens for hold in self.holds)
         assert self.day.reserved == self.month.reserved == held, f"{self.day.reserved} set aside, {held} held"
 
-    # --- the limits, one by one ----------------------------------------------------------------------------------
-    def _tokens(self, limits: KeyLimits, demand: Demand, epoch: float) -> int:
-        """Tokens to reserve; a guessed answer is cut to what could be allowed at all."""
-        self.day.turn(epoch)
-        self.month.turn(epoch)
-        tokens = demand.prompt + demand.answer
-        if demand.limit is None:
-            for room in (
-                limits.tpm,
-                None if limits.daily_tokens is None else self.day.left(limits.daily_tokens),
-                None if limits.monthly_tokens is None else self.month.left(limits.monthly_tokens),
-            ):
-                if room is not None:
-                    tokens = max(min(tokens, room), demand.prompt, 1)
+    # --- what a limit says ----------------------------------------------------------------------------------------
+    def _cut(self, limits: KeyLimits, demand: Demand, tokens: int) -> int:
+        """A guessed answer is cut to what could be allowed at all."""
+        for room in (
+            limits.tpm,
+            None if limits.daily_tokens is None else self.day.left(limits.daily_tokens),
+            None if limits.monthly_tokens is None else self.month.left(limits.monthly_tokens),
+        ):
+            if room is not None:
+                tokens = max(min(tokens, room), demand.prompt, 1)
         return tokens
 
-    def _quota(self, limits: KeyLimits, tokens: int, epoch: float) -> Denied | None:
-        for quota, limit in ((self.month, limits.monthly_tokens), (self.day, limits.daily_tokens)):
-            if limit is None or tokens <= quota.left(limit):
-                continue
-            word = quota.period.value
-            if tokens > limit:
-                return Denied(
-                    "quota_exceeded",
-                    f"this request may use {tokens} tokens, more than the key's {limit} a {word} can ever allow",
-                    final=True,
-                )
-            if quota.used + tokens > limit:
-                left = max(limit - quota.used, 0)
-                return Denied(
-                    "quota_exceeded",
-                    f"this key has {left} of its {limit} tokens a {word} left, this request may use {tokens}",
-                    max(quota.end - epoch, 1.0),
-                    final=True,
-                )
-            return Denied(
-                "quota_exceeded", f"what is left of this key's {limit} tokens a {word} is set aside for calls that run",
-                SET_ASIDE_WAIT,
-            )  # fmt: skip
-        return None
-
-    def _place(self, limits: KeyLimits) -> Denied | None:
-        if limits.parallel is None or self.running < limits.parallel:
-            return None
-        wait = 1.0 if self._mean is None else self._mean / max(limits.parallel, 1)
+    def _no_place(self, parallel: int) -> Denied:
+        wait = 1.0 if self._mean is None else self._mean / max(parallel, 1)
         return Denied(
             "concurrency_limit",
-            f"this key may have {limits.parallel} requests at once, and has {self.running}",
+            f"this key may have {parallel} requests at once, and has {self.running}",
             _bounded(wait),
         )
 
-    def _rate(self, limits: KeyLimits, tokens: int, now: float) -> Denied | None:
-        wait = 0.0
-        what = ""
+    def _too_often(self, limits: KeyLimits, tokens: int, now: float) -> Denied:
+        """The rate that is waited for longest, or one that has never room for so much."""
+        wait, what = 0.0, ""
         if limits.rpm is not None:
             pause = self.requests.wait(1, limits.rpm, now)
             if pause is None:
@@ -219,25 +203,42 @@ class Account:
                 )
             if pause > wait:
                 wait, what = pause, f"{limits.tpm} tokens"
-        if not wait:
-            return None
         return Denied("rate_limit_exceeded", f"this key's {what} a minute are used up", _bounded(wait))
 
 
-def _never(limits: KeyLimits, demand: Demand) -> Denied | None:
-    asked = demand.answers * (1 if demand.limit is None else demand.limit)  # the least that can be asked for
-    if limits.max_tokens is not None and asked > limits.max_tokens:
-        what = f"max_tokens is {demand.limit}" if demand.limit is not None else "max_tokens is not given"
-        several = f" for each of {demand.answers} answers" if demand.answers > 1 else ""
-        reason = f"{what}{several}, this key may ask for {limits.max_tokens} at most"
-        return Denied("invalid_request", reason + (" in all" if several else ""), final=True, param="max_tokens")
-    if limits.max_prompt is not None and demand.size > limits.max_prompt:
+def _used_up(quota: Quota, limit: int, tokens: int, epoch: float) -> Denied:
+    """A call is not let in by what a period has left."""
+    word = quota.period.value
+    if tokens > limit:
         return Denied(
-            "request_too_large",
-            f"the request is {demand.size} bytes, this key may send {limits.max_prompt} at most",
+            "quota_exceeded",
+            f"this request may use {tokens} tokens, more than the key's {limit} a {word} can ever allow",
             final=True,
         )
-    return None
+    if quota.used + tokens > limit:
+        left = max(limit - quota.used, 0)
+        return Denied(
+            "quota_exceeded",
+            f"this key has {left} of its {limit} tokens a {word} left, this request may use {tokens}",
+            max(quota.end - epoch, 1.0),
+            final=True,
+        )
+    return Denied(
+        "quota_exceeded", f"what is left of this key's {limit} tokens a {word} is set aside for calls that run",
+        SET_ASIDE_WAIT,
+    )  # fmt: skip
+
+
+def _too_long(most: int, demand: Demand) -> Denied:
+    what = f"max_tokens is {demand.limit}" if demand.limit is not None else "max_tokens is not given"
+    several = f" for each of {demand.answers} answers" if demand.answers > 1 else ""
+    reason = f"{what}{several}, this key may ask for {most} at most"
+    return Denied("invalid_request", reason + (" in all" if several else ""), final=True, param="max_tokens")
+
+
+def _too_large(most: int, demand: Demand) -> Denied:
+    reason = f"the request is {demand.size} bytes, this key may send {most} at most"
+    return Denied("request_too_large", reason, final=True)
 
 
 def _bounded(seconds: float) -> float:

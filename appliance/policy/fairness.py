@@ -84,29 +84,29 @@ class FairQueue(Generic[T]):
     """Waiting calls in fair order. Its size is bounded by who uses it."""
 
     def __init__(self) -> None:
-        self._all: dict[int, T] = {}
+        self.calls: dict[int, T] = {}  # that wait, by arrival; nobody else changes it
         self._classes = {name: _Class[T](FLOORS[name]) for name in PRIORITIES}  # highest first
         self._positions: dict[int, int] = {}  # of the order as it was last asked for; empty once it changed
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.calls)
 
     def __iter__(self) -> Iterator[T]:
         """Every waiting call, by arrival."""
-        return iter(self._all.values())
+        return iter(self.calls.values())
 
     def __contains__(self, number: int) -> bool:
-        return number in self._all
+        return number in self.calls
 
     def push(self, call: T) -> None:
         """A call begins to wait."""
         self._positions = {}
-        self._all[call.number] = call
+        self.calls[call.number] = call
         self._classes[call.priority].waiting.setdefault(call.key, {})[call.number] = call
 
     def remove(self, number: int) -> T | None:
         """A call waits no more, for whatever reason; None when it did not."""
-        call = self._all.pop(number, None)
+        call = self.calls.pop(number, None)
         if call is not None:
             self._positions = {}
             group = self._classes[call.priority]
@@ -125,7 +125,7 @@ class FairQueue(Generic[T]):
 
     def position(self, number: int) -> int:
         """Where a waiting call stands in the order of admissions, from 1; it changes as others come, go and end."""
-        call = self._all[number]
+        call = self.calls[number]
         if sum(bool(group.waiting) for group in self._classes.values()) == 1:
             return self._classes[call.priority].ahead(call) + 1
         if not self._positions:
@@ -143,7 +143,7 @@ class FairQueue(Generic[T]):
         """All that wait, in the order of their admissions if nobody else came; not while the queue changes."""
         groups = [group for group in self._classes.values() if group.waiting]
         lines = [
-            [self._all[number] for _, number in sorted(start for key in group.waiting for start in group.starts(key))]
+            [self.calls[number] for _, number in sorted(start for key in group.waiting for start in group.starts(key))]
             for group in groups
         ]
         earned = [group.earned for group in groups]
@@ -159,15 +159,16 @@ class FairQueue(Generic[T]):
 
     def admitted(self, call: T) -> None:
         """Count a call that was let in, from the queue (before it is removed) or past an empty one."""
-        self._positions = {}
-        weight = float(max(call.weight, 1))
-        group = self._classes[call.priority]
-        group.line = max(group.place.get(call.key, 0.0), group.line)
-        group.place[call.key] = group.line + weight
-        for one in self._classes.values():
-            if one.waiting:
-                one.earned += one.floor * weight
-        group.earned = max(group.earned - weight, 0.0)
+        group, key = self._classes[call.priority], call.key
+        weight = max(call.weight, 1)
+        group.line = max(group.place.get(key, 0.0), group.line)
+        group.place[key] = group.line + weight
+        if self.calls:
+            self._positions = {}
+            for one in self._classes.values():
+                if one.waiting:
+                    one.earned += one.floor * weight
+            group.earned = max(group.earned - weight, 0.0)
 
     def correct(self, call: T, used: int) -> None:
         """An admitted call has ended and used another number of tokens than it was counted with."""
@@ -179,12 +180,12 @@ class FairQueue(Generic[T]):
     def greediest(self, key: str) -> T | None:
         """The last call of the key that has most places, when that is at least two more than `key` has; else None."""
         counts: dict[str, int] = {}
-        for call in self._all.values():
+        for call in self.calls.values():
             counts[call.key] = counts.get(call.key, 0) + 1
         worst = max(counts, key=lambda name: counts[name], default=None)
         if worst is None or counts[worst] < counts.get(key, 0) + 2:
             return None
-        return next(call for call in reversed(self._all.values()) if call.key == worst)
+        return next(call for call in reversed(self.calls.values()) if call.key == worst)
 
 
 def _chosen(heads: Sequence[tuple[float, Queued]]) -> int:

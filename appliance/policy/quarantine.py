@@ -47,11 +47,7 @@ class Quarantine:
     """What is known of the bodies sent to one engine, all its replicas together. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
-        self._cases: dict[int, _Case] = {}  # the oldest first
-
-    def __bool__(self) -> bool:
-        """Whether anything is known: while not, nobody needs to ask."""
-        return bool(self._cases)
+        self.cases: dict[int, _Case] = {}  # the oldest first; while there is none, nobody needs to ask
 
     def standing(self, body: int, now: float) -> Standing:
         """What is thought of a body."""
@@ -71,21 +67,21 @@ class Quarantine:
         """An engine crashed with these in flight. The one that is refused from now on, None where none can be told."""
         for body in bodies:
             before = self._case(body, now)
-            self._cases.pop(body, None)
-            self._cases[body] = _Case(1, now) if before is None else _Case(before.crashes + 1, now, before.refused)
-        for body in list(self._cases)[: max(len(self._cases) - MOST, 0)]:
-            del self._cases[body]
-        known = {body: self._cases[body].crashes for body in bodies if body in self._cases}
+            self.cases.pop(body, None)
+            self.cases[body] = _Case(1, now) if before is None else _Case(before.crashes + 1, now, before.refused)
+        for body in list(self.cases)[: max(len(self.cases) - MOST, 0)]:
+            del self.cases[body]
+        known = {body: self.cases[body].crashes for body in bodies if body in self.cases}
         worst = _most(known.values())
         guilty = [body for body, crashes in known.items() if crashes == worst]
         if worst < CRASHES or len(guilty) > 1:
             return None
-        self._cases[guilty[0]].refused = True
+        self.cases[guilty[0]].refused = True
         return guilty[0]
 
     def served(self, body: int) -> None:
         """It was answered: it is as good as any other."""
-        self._cases.pop(body, None)
+        self.cases.pop(body, None)
 
     def suspects(self, bodies: Iterable[int], now: float) -> int:
         """How many of these share the most earlier crashes: if the engine crashes now, one alone would be refused."""
@@ -95,16 +91,16 @@ class Quarantine:
 
     def counts(self, now: float) -> tuple[int, int]:
         """How many are suspected, and how many refused."""
-        for body in list(self._cases):
+        for body in list(self.cases):
             self._case(body, now)
-        refused = sum(case.refused for case in self._cases.values())
-        return len(self._cases) - refused, refused
+        refused = sum(case.refused for case in self.cases.values())
+        return len(self.cases) - refused, refused
 
     def _case(self, body: int, now: float) -> _Case | None:
         """The case of a body; an old one is forgotten."""
-        case = self._cases.get(body)
+        case = self.cases.get(body)
         if case is not None and now - case.at >= KEPT_S:
-            del self._cases[body]
+            del self.cases[body]
             return None
         return case
 

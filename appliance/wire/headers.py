@@ -43,19 +43,18 @@ class BadHead(ValueError):
 
 @dataclass(slots=True)
 class ResponseHead:
-    """A response's status and fields, names in lower case; neither `length` nor `chunked`: ends with the connection.
+    """A response's status, framing and fields; neither `length` nor `chunked`: ends with the connection.
 
     Nobody changes it: the same head is one object for all calls that it answers.
     """
 
     status: int
-    fields: tuple[tuple[str, str], ...]
     chunked: bool
     length: int | None
     keep_alive: bool
-    is_stream: bool = False  # whether the body is server-sent events
-    onward: str = ""  # the fields that go on to the client, as lines
-    onward_stream: str = ""  # for a stream, whose Content-Type and Cache-Control the gateway writes
+    is_stream: bool  # whether the body is server-sent events
+    onward: str  # the fields that go on to the client, as lines
+    onward_stream: str  # for a stream, whose Content-Type and Cache-Control the gateway writes
 
 
 def request_id(given: str) -> str | None:
@@ -78,9 +77,34 @@ def _downstream(fields: Iterable[tuple[str, str]], named: set[str]) -> list[tupl
     return [(name, value) for name, value in fields if name not in _NOT_DOWNSTREAM and name not in named]
 
 
-@lru_cache(maxsize=256)
 def parse_head(block: bytes) -> ResponseHead:
-    """The head of a response, without its last blank line; engines say the same again and again. Raises BadHead."""
+    """The head of a response, without its last blank line. Raises BadHead.
+
+    Engines say the same again and again, but for a body's length: that is read each time, the rest once.
+    """
+    parts = _LENGTH.split(block)
+    head = _parse_around(parts[0], parts[2]) if len(parts) == 3 else None
+    if head is None:
+        return _parse(block)
+    return ResponseHead(
+        head.status, head.chunked, int(parts[1]), head.keep_alive, head.is_stream, head.onward, head.onward_stream
+    )
+
+
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n|\Z)")
+
+
+@lru_cache(maxsize=256)
+def _parse_around(before: bytes, after: bytes) -> ResponseHead | None:
+    """The head with any length between; None where the length is not told there alone, or means nothing."""
+    if b"content-length" in (before + after).lower():
+        return None
+    head = _parse(before + b"\r\ncontent-length: 1" + after)
+    return head if head.length == 1 else None
+
+
+@lru_cache(maxsize=256)
+def _parse(block: bytes) -> ResponseHead:
     lines = block.decode("latin-1").split("\r\n")
     version, _, rest = lines[0].partition(" ")
     code = rest[:3]
@@ -128,9 +152,7 @@ def _framed(status: int, version: str, fields: tuple[tuple[str, str], ...]) -> R
     onward = _downstream(fields, words)
     stream = [pair for pair in onward if pair[0] not in ("content-type", "cache-control")]
     length = None if chunked else length
-    return ResponseHead(
-        status, fields, chunked, length, keep_alive, is_stream, render_fields(onward), render_fields(stream)
-    )
+    return ResponseHead(status, chunked, length, keep_alive, is_stream, render_fields(onward), render_fields(stream))
 
 
 def render_fields(fields: Iterable[tuple[str, str]]) -> str:

@@ -154,7 +154,10 @@ def _json_object(body: bytes) -> dict[str, object]:
     if len(body) > LARGE and (body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS):
         raise ApiError("invalid_json", "the body holds too many values to be a request")
     try:
-        value = _decoded(body.decode("utf-8"))
+        text = body.decode("utf-8")
+        value, end = _DECODER.raw_decode(text) if text.startswith("{") else (None, -1)
+        if end != len(text):  # blanks before or behind: to look for them is as much work as a small body
+            value = _DECODER.decode(text)
     except UnicodeDecodeError:
         raise ApiError("invalid_json", "the body is not UTF-8 text") from None
     except RecursionError:
@@ -165,17 +168,6 @@ def _json_object(body: bytes) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ApiError("invalid_request", "the body must be a JSON object")
     return value
-
-
-def _decoded(text: str) -> object:
-    if text.startswith("{"):
-        try:
-            value, end = _DECODER.scan_once(text, 0)
-        except StopIteration:  # the decoder says where
-            end = -1
-        if end == len(text):
-            return value
-    return _DECODER.decode(text)  # which looks at blanks before and behind: as much work as a small body
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -15,7 +15,7 @@ from appliance.gateway.allowances import Allowances, demand
 from appliance.gateway.auth import ANONYMOUS, Principal
 from appliance.gateway.claim import HEAVIEST, Claim
 from appliance.gateway.finish import LEFT
-from appliance.policy.allowance import Demand
+from appliance.policy.allowance import Demand, Hold
 from appliance.wire.openai import ROUTES, Call
 from tests.support.waiting import clear_of_midnight
 
@@ -82,6 +82,10 @@ def test_a_keys_cap_is_shared_by_the_answers(
     assert (caught.value.status, caught.value.param) == (400, "max_tokens")
 
 
+def take(allowances: Allowances, who: Principal, wanted: Call) -> Hold:
+    return allowances.reserve(who, demand(wanted, CHAT, who.limits))
+
+
 def lines(fields: str) -> dict[str, str]:
     return dict(line.split(": ") for line in fields.split("\r\n")[:-1])
 
@@ -90,7 +94,7 @@ def test_fields_are_those_of_the_limits(tmp_path: Path) -> None:
     allowances = Allowances(str(tmp_path / "use.json"), print)
     assert allowances.fields(principal()) == ""
     who = principal(rpm=60, tpm=6000)
-    allowances.take(who, call(max_tokens=500), CHAT)
+    take(allowances, who, call(max_tokens=500))
     told = lines(allowances.fields(who))
     assert told["X-RateLimit-Limit-Requests"] == "60" and told["X-RateLimit-Remaining-Requests"] == "59"
     assert told["X-RateLimit-Limit-Tokens"] == "6000" and 5400 <= int(told["X-RateLimit-Remaining-Tokens"]) <= 5402
@@ -106,16 +110,16 @@ def test_counts_outlive_the_process(tmp_path: Path) -> None:
     allowances = Allowances(str(path), print)
     who, other = principal(daily_tokens=1000), principal("k-2", monthly_tokens=1000)
     for one in (who, other, ANONYMOUS):
-        allowances.give_back(allowances.take(one, call(), CHAT), one, 990)
+        allowances.give_back(take(allowances, one, call()), one, 990)
     assert (allowances.running, allowances.reserved) == (0, 0)
     allowances.write(*allowances.snapshot())
     assert set(json.loads(path.read_text())["keys"]) == {"k-1", "k-2"}
     following = Allowances(str(path), print)
     for one in (who, other):
         with pytest.raises(ApiError) as caught:
-            following.take(one, call(), CHAT)
+            take(following, one, call())
         assert caught.value.code == "quota_exceeded" and caught.value.final
-    following.take(principal("k-3", daily_tokens=1000), call(), CHAT)
+    take(following, principal("k-3", daily_tokens=1000), call())
 
 
 @pytest.mark.parametrize(
@@ -126,22 +130,22 @@ def test_counts_outlive_the_process(tmp_path: Path) -> None:
 def test_a_file_that_is_not_ours_counts_as_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "use.json"
     path.write_text(text)
-    Allowances(str(path), print).take(principal(daily_tokens=1000), call(), CHAT)
+    take(Allowances(str(path), print), principal(daily_tokens=1000), call())
 
 
 def test_yesterdays_counts_are_over(tmp_path: Path) -> None:
     path = tmp_path / "use.json"
     day = clock.wall() // 86400 * 86400 - 86400
     path.write_text(json.dumps({"v": 1, "keys": {"k-1": {"day": [day, 5000], "month": [0, 5000]}}}))
-    Allowances(str(path), print).take(principal(daily_tokens=1000, monthly_tokens=1000), call(), CHAT)
+    take(Allowances(str(path), print), principal(daily_tokens=1000, monthly_tokens=1000), call())
 
 
 def test_an_older_snapshot_never_replaces_a_newer_one(tmp_path: Path) -> None:
     path = tmp_path / "use.json"
     allowances, who = Allowances(str(path), print), principal()
-    allowances.give_back(allowances.take(who, call(), CHAT), who, 10)
+    allowances.give_back(take(allowances, who, call()), who, 10)
     old = allowances.snapshot()
-    allowances.give_back(allowances.take(who, call(), CHAT), who, 10)
+    allowances.give_back(take(allowances, who, call()), who, 10)
     allowances.write(*allowances.snapshot())
     allowances.write(*old)
     assert json.loads(path.read_text())["keys"]["k-1"]["day"][1] == 20
@@ -153,6 +157,6 @@ def test_counts_that_cannot_be_written_are_reported_once(tmp_path: Path) -> None
     allowances.write(*allowances.snapshot())
     assert reports == []  # nothing was used, nothing is lost
     for _ in range(2):
-        allowances.give_back(allowances.take(who, call(), CHAT), who, 10)
+        allowances.give_back(take(allowances, who, call()), who, 10)
         allowances.write(*allowances.snapshot())
     assert len(reports) == 1 and "use.json" in reports[0]

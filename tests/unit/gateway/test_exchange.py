@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,24 @@ from appliance.wire.openai import ROUTES, Call, Shape
 from tests.unit.gateway.test_relay import Wire
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+class Owner:
+    """Whose call it is; its client takes everything."""
+
+    settings = Config().gateway
+
+    def __init__(self, ends: dict[int, End], number: int, look: Callable[[], bool] = lambda: False) -> None:
+        self.ends, self.number, self.look = ends, number, look
+
+    @property
+    def is_paused(self) -> bool:
+        return self.look()
+
+    def body_sent(self) -> None: ...
+
+    def exchanged(self, finish: Finish) -> None:
+        self.ends[self.number] = finish.end
 
 
 class Stage:
@@ -43,13 +62,10 @@ class Stage:
     def call(self, number: int, **options: Any) -> Exchange:
         answer = Answer(Wire(), shape=Shape.OPENAI, request_id=f"r{number}", http11=True, keep_alive=True)
 
-        def ended(finish: Finish) -> None:
-            self.ends[number] = finish.end
-
         exchange = Exchange(
-            answer, Call(model="m", stream=False, size=2), ROUTES["/v1/embeddings"], self.group,
-            Engines("/nowhere", self.loop), lambda: Config().gateway, ended, self.tasks.start,
-            ticket=Ticket(number, "k", 0.0), fields="", body=b"{}", **{"is_paused": lambda: False, **options},
+            Owner(self.ends, number, **options), answer, Call(model="m", stream=False, size=2),
+            ROUTES["/v1/embeddings"], self.group, Engines("/nowhere", self.loop), self.tasks,
+            ticket=Ticket(number, "k", 0.0), fields="", body=b"{}",
         )  # fmt: skip
         exchange.begin()
         return exchange
@@ -97,7 +113,7 @@ def test_a_fault_of_ours_ends_its_own_call_alone() -> None:
     async def run() -> None:
         stage = Stage()
         stage.call(1)
-        stage.call(2, is_paused=fault)
+        stage.call(2, look=fault)
         stage.call(3)
         stage.connection.data_received(WHOLE)
         assert stage.ends == {1: End.COMPLETE, 2: End.REFUSED} and stage.faults == ["ours"]

@@ -29,7 +29,7 @@ def test_what_crashes_make_of_bodies(crashes: list[set[int]], standings: dict[in
     refused = [policy.crashed(bodies, 10.0 * at) for at, bodies in enumerate(crashes)]
     assert {body: policy.standing(body, 100.0) for body in standings} == standings
     assert [body for body in refused if body is not None] == [b for b, s in standings.items() if s is REFUSED]
-    assert bool(policy) is any(crashes)
+    assert bool(policy.cases) is any(crashes)
 
 
 def test_what_is_served_is_cleared_at_once() -> None:
@@ -48,7 +48,7 @@ def test_everything_is_forgotten_in_time() -> None:
     policy.crashed({GUILTY}, 100.0)
     assert policy.left_s(GUILTY, 200.0) == KEPT_S - 100.0
     assert policy.standing(GUILTY, 99.0 + KEPT_S) is REFUSED and policy.standing(ONE, KEPT_S) is FREE
-    assert policy.standing(GUILTY, 100.0 + KEPT_S) is FREE and not policy
+    assert policy.standing(GUILTY, 100.0 + KEPT_S) is FREE and not policy.cases
     assert policy.crashed({GUILTY}, 200.0 + KEPT_S) is None  # it begins anew
 
 
