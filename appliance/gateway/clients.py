@@ -8,6 +8,8 @@ from appliance.config.model import Config
 from appliance.wire.headers import render_fields
 from appliance.wire.requesthead import RequestHead
 
+from .answer import Answer
+
 # What a page may read of an answer besides its body: the SDKs obey the last three there as well.
 EXPOSED = "x-request-id, x-engine, x-queue-time-ms, x-queue-position, retry-after, retry-after-ms, x-should-retry"
 
@@ -75,3 +77,12 @@ def cors_fields(config: Config | None, head: RequestHead) -> str:
     else:
         fields.append(("Access-Control-Expose-Headers", EXPOSED))
     return render_fields(fields)
+
+
+def is_preflight(head: RequestHead, answer: Answer) -> bool:
+    """A browser's question before a call; it carries no key. Answered only for the origins that are configured."""
+    return (
+        head.method == "OPTIONS"
+        and "access-control-request-method" in head.values
+        and "Access-Control-Allow-Origin: " in answer.extra
+    )

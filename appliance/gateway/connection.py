@@ -166,16 +166,11 @@ class ClientConnection(asyncio.Protocol):
                 left -= 1
         finally:
             self._advancing = False
-        if self._answering or self._reading:
-            if len(self._held) > HELD:
-                self._stop()
-        elif not self._ending:
-            self._wait(left)
-
-    def _wait(self, left: int) -> None:
-        """No request is handled: one is waited for, or for the rest of its head, or for the others' turn."""
+        if self._ending:
+            return
         if not self._held:
-            self._crowd.idle[self] = clock.monotonic()
+            if not (self._answering or self._reading):
+                self._crowd.idle[self] = clock.monotonic()
             return
         if not left and not self._is_occupied:
             self._rest()

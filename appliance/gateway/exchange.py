@@ -264,6 +264,7 @@ class Exchange:
             if finish.end is End.REFUSED and finish.error is not None:
                 self.answer.fail(finish.error)
             self.owner.exchanged(finish)
+            self.relay = None  # they know one another: what they took would wait for the garbage collector
 
     def _gone(self) -> ApiError:
         error = self.engines.unavailable(self.group, self.call.model, clock.wall())

@@ -16,12 +16,12 @@ from appliance.wire.requesthead import RequestHead
 from .answer import Answer
 from .auth import Principal
 from .bodies import Bodies, Share
-from .clients import cors_fields
+from .clients import cors_fields, is_preflight
 from .connection import ClientConnection
 from .deliveryprobe import DeliveryProbes
 from .engines import served_names
 from .faults import place
-from .relayed import FAILED, Host, RelayedRequest, invalid_config, is_preflight, only
+from .relayed import FAILED, Host, RelayedRequest, invalid_config, only
 from .requestid import new_request_id
 
 JSON_BODY = (("Content-Type", "application/json"),)

@@ -23,7 +23,7 @@ from .answer import Answer
 from .auth import Gatekeeper, Principal
 from .bodies import Share
 from .claim import Claim
-from .clients import forwarded_address, forwarding
+from .clients import forwarded_address, forwarding, is_preflight
 from .connection import ClientConnection
 from .deliveryprobe import DeliveryProbes
 from .engines import Engines, Group
@@ -262,6 +262,7 @@ class RelayedRequest:
         if self.exchange is not None:
             self.host.exchanges.discard(self.exchange)
         self._end(finish)
+        self.exchange = None  # they know one another: see there
 
     # --- what stands in front, tried ------------------------------------------------------------------------------
     def _probe(self, call: Call, body: bytes) -> None:
@@ -387,15 +388,6 @@ def only(head: RequestHead, answer: Answer, *methods: str) -> None:
     if head.method not in methods:
         answer.extra += f"Allow: {', '.join(methods)}\r\n"
         raise ApiError("method_not_allowed", f"this route takes {' or '.join(methods)}, not {head.method}")
-
-
-def is_preflight(head: RequestHead, answer: Answer) -> bool:
-    """A browser's question before a call; it carries no key. Answered only for the origins that are configured."""
-    return (
-        head.method == "OPTIONS"
-        and "access-control-request-method" in head.values
-        and "Access-Control-Allow-Origin: " in answer.extra
-    )
 
 
 def _too_large(limit: int) -> ApiError:

@@ -21,10 +21,11 @@ class Bucket:
 
     def debt(self, per_minute: int, now: float) -> float:
         """What is used and not drained yet."""
-        elapsed, self._at = now - self._at, now
-        if self._debt and elapsed > 0:
-            self._debt = max(self._debt - elapsed * per_minute / 60.0, 0.0)
-        return self._debt
+        debt, elapsed, self._at = self._debt, now - self._at, now
+        if debt and elapsed > 0:
+            debt -= elapsed * per_minute / 60.0
+            self._debt = debt = debt if debt > 0 else 0.0
+        return debt
 
     def wait(self, amount: float, per_minute: int, now: float) -> float | None:
         """Seconds until `amount` fits, 0.0 when it does now; None when it is more than a minute allows."""

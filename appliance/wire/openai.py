@@ -20,6 +20,7 @@ from appliance.errors import ApiError
 class Shape(enum.Enum):
     """Whose error bodies and events a route speaks."""
 
+    __hash__ = object.__hash__  # each is one object; Enum's own is a call of Python's for each look into a table
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     RESPONSES = "responses"
