@@ -21,6 +21,8 @@ class Claim:
     """A reservation that is settled exactly once, where its call ends. Making one without `hold` may raise
     ApiError."""
 
+    __slots__ = ("_allowances", "_call", "_hold", "_principal", "_route")
+
     def __init__(
         self, allowances: Allowances, principal: Principal, call: Call, route: Route, hold: Hold | None = None
     ) -> None:

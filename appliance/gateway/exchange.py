@@ -52,17 +52,11 @@ class Owner(Protocol):
 class Exchange:
     """The state of one call; what the client's connection and the ticker talk to."""
 
-    # As long as nothing has happened.
-    relay: Relay | None = None
-    replica: Replica | None = None
-    lease: Lease | None = None
-    connecting: asyncio.Task[None] | None = None
-    reused = False  # whether the attempt's connection had carried an earlier call
-    done = False
-    admitted_at: float | None = None
-    position: int | None = None  # in the queue, when the call came into it
-    commented = False
-    resent = 0
+    __slots__ = (
+        "admitted_at", "answer", "body", "call", "commented", "connecting", "done", "engines", "fields", "first_told",
+        "fresh", "group", "hide_usage", "lease", "longest", "owner", "position", "quiet_since", "relay", "replica",
+        "resent", "reused", "route", "tasks", "ticket", "watch",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -92,7 +86,17 @@ class Exchange:
         # After a lost attempt pooled connections are not trusted any more; and the end of one would leave open whether
         # the engine died of a suspected call.
         self.fresh = watch.suspect
+        self.relay: Relay | None = None
+        self.replica: Replica | None = None
+        self.lease: Lease | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.reused = False  # whether the attempt's connection had carried an earlier call
+        self.done = False
+        self.admitted_at: float | None = None
+        self.position: int | None = None  # in the queue, when the call came into it
         self.quiet_since = ticket.arrived
+        self.commented = False
+        self.resent = 0
         self.first_told = not call.stream  # only a stream's first byte is its first token
 
     # --- the client's connection ----------------------------------------------------------------------------------

@@ -73,15 +73,10 @@ class RelayedRequest:
     """One request on a relayed route, and what is known of it for its record. Its connection's job; `_end` is its one
     end."""
 
-    # What is not known yet, in the beginning of each.
-    config: Config | None = None
-    principal: Principal | None = None
-    call: Call | None = None
-    exchange: Exchange | None = None
-    claim: Claim | None = None
-    watch: Watch | None = None
-    task: asyncio.Task[None] | None = None  # what cannot be done at once
-    done = False
+    __slots__ = (
+        "answer", "arrived", "at", "call", "claim", "client", "config", "connection", "done", "exchange", "head",
+        "host", "number", "principal", "probes", "route", "share", "task", "watch",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -102,6 +97,14 @@ class RelayedRequest:
         if "x-forwarded-for" in head.values:
             self.client = forwarded_address(host.config, head, connection.remote)
         self.arrived, self.at = clock.monotonic(), clock.wall()
+        self.config: Config | None = None
+        self.principal: Principal | None = None
+        self.call: Call | None = None
+        self.exchange: Exchange | None = None
+        self.claim: Claim | None = None
+        self.watch: Watch | None = None
+        self.task: asyncio.Task[None] | None = None  # what cannot be done at once
+        self.done = False
 
     # --- the connection's calls -----------------------------------------------------------------------------------
     def begin(self) -> None:
