@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from appliance.gateway.answer import Answer
 from appliance.gateway.engines import Engines, Group, Replica
 from appliance.gateway.exchange import Exchange
 from appliance.gateway.finish import End, Finish
+from appliance.gateway.relay import Relay
 from appliance.gateway.tasks import Tasks
 from appliance.gateway.upstream import EngineConnection, Target
 from appliance.policy.admission import Admission, Ticket
@@ -88,6 +90,23 @@ def test_a_call_is_at_its_engine_and_back_without_a_turn_of_the_loop() -> None:
         assert stage.ends[2] is End.COMPLETE and stage.is_still() and not stage.faults
 
     asyncio.run(run())
+
+
+def test_what_a_call_took_is_free_at_its_end_without_the_garbage_collector() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.call(1)
+        assert any(isinstance(one, (Exchange, Relay)) for one in gc.get_objects())
+        stage.connection.data_received(WHOLE)
+        assert stage.ends == {1: End.COMPLETE}
+        assert not any(isinstance(one, (Exchange, Relay)) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("who", [1, 2])
