@@ -52,3 +52,8 @@ class Share:
         """Nothing is held any more."""
         self._bodies.held -= self.size
         self.size = 0
+
+
+def too_large(limit: int) -> ApiError:
+    """One body alone is more than a body may be."""
+    return ApiError("request_too_large", f"the body is larger than {limit} bytes (gateway.max_body)")

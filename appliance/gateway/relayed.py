@@ -21,7 +21,7 @@ from appliance.wire.usage import Usage, find_usage
 from .allowances import Allowances
 from .answer import Answer
 from .auth import Gatekeeper, Principal
-from .bodies import Share
+from .bodies import Share, too_large
 from .claim import Claim
 from .clients import forwarded_address, forwarding, is_preflight
 from .connection import ClientConnection
@@ -123,7 +123,7 @@ class RelayedRequest:
         assert config is not None
         limit = config.gateway.max_body
         if self.share.size + size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         self.share.grow(size, config.gateway.max_bodies)
 
     def body(self, data: bytes) -> None:
@@ -173,7 +173,7 @@ class RelayedRequest:
         gateway, announced = config.gateway, head.length or 0
         try:
             if announced > gateway.max_body:
-                raise _too_large(gateway.max_body)
+                raise too_large(gateway.max_body)
             body = self.connection.collect(self)
             if body is None:
                 self.share.check(announced, gateway.max_bodies)
@@ -391,10 +391,6 @@ def only(head: RequestHead, answer: Answer, *methods: str) -> None:
     if head.method not in methods:
         answer.extra += f"Allow: {', '.join(methods)}\r\n"
         raise ApiError("method_not_allowed", f"this route takes {' or '.join(methods)}, not {head.method}")
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError("request_too_large", f"the body is larger than {limit} bytes (gateway.max_body)")
 
 
 def invalid_config() -> ApiError:
