@@ -19,6 +19,7 @@ from appliance.wire.apierror import engine_error
 from appliance.wire.chunked import ChunkDecoder, FramingError, whole_chunk
 from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head
 from appliance.wire.openai import Call, Route
+from appliance.wire.tokenchunks import OPENINGS, SHORT, plain
 
 from .answer import Answer
 from .finish import COMPLETE, LOST, End, Finish
@@ -38,7 +39,7 @@ class Relay:
         "answer", "begun", "body_at", "call", "clean", "connection", "decoder", "done", "done_seen",
         "ended", "events", "excused_at", "failed", "fields", "first_at", "head", "heard_before", "hide_usage",
         "interim", "kept", "last_at", "left", "paused_at", "profile", "progress_at", "route", "sent_at", "splitter",
-        "start", "status", "usage_event",
+        "start", "status", "suffixes", "usage_event", "write",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,8 @@ class Relay:
         self.events = 0
         self.usage_event = b""
         self.profile = sse.PROFILES[route.shape]
+        self.suffixes = () if self.profile.prefixes else self.profile.suffixes  # of chunks that are surely token events
+        self.write: Callable[[bytes], None] | None = None  # to the client, when its head is out
         self.sent_at = self.last_at = self.progress_at = self.excused_at = clock.monotonic()
         self.heard_before: float | None = None  # `heard_at` when `progress_at` was last set without a byte
         self.first_at: float | None = None
@@ -189,38 +192,28 @@ class Relay:
     # --- a stream ---------------------------------------------------------------------------------------------------
     def read_stream(self, data: bytes) -> None:
         """Bytes of a stream. Whole chunks of whole token events are passed on as they came; the rest is looked at."""
+        write, size = self.write, len(data)
+        if (  # what most reads are
+            self.clean
+            and write is not None
+            and size < SHORT
+            and data.startswith(OPENINGS[size])
+            and data.endswith(self.suffixes)
+        ):
+            self.events += 1
+            self.last_at = self.progress_at = clock.monotonic()
+            write(data)
+            return
         now = self.last_at = clock.monotonic()
         ready = b""
         if self.clean:
-            position = count = 0
-            size, (suffixes, prefixes, done) = len(data), self.profile
-            while position < size:
-                line = data.find(b"\r\n", position, position + 18)
-                try:
-                    digits = data[position:line]
-                    end = line + 4 + int(digits, 16)
-                except ValueError:
-                    break
-                if digits[0] == 48 or not digits.isalnum():  # int() takes signs, blanks, `_` and `0x`; HTTP does not
-                    break
-                if end > size:
-                    break
-                if not data.endswith(suffixes, position, end):
-                    if not (done and data.startswith(done, position)):
-                        break
-                    self.done_seen = True
-                elif prefixes and not (
-                    data.startswith(prefixes, line + 2) and data.find(b"\n\n", line + 2, end) == end - 4
-                ):
-                    break
-                else:
-                    count += 1
-                position = end
+            position, events, done = plain(data, self.profile)
             if position:
-                self.events += count
+                self.events += events
+                self.done_seen = self.done_seen or done
                 self.progress_at = now
-                if position == size and self.begun:
-                    self.answer.transport.write(data)
+                if position == size and write is not None:
+                    write(data)
                     return
                 ready, data = data[:position], data[position:]
                 if not data:
@@ -238,6 +231,7 @@ class Relay:
         head = self.head
         assert head is not None
         self.answer.begin_stream(head.onward_stream + self.fields)
+        self.write = self.answer.transport.write
 
     def _look(self, data: bytes, ready: bytes) -> None:
         """Bytes that are not plainly token events: decode, split, judge each event. `ready` goes out before them."""

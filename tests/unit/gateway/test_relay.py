@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -125,6 +125,23 @@ def test_every_cut_in_two_passes_the_same(path: str, http11: bool) -> None:
             assert body == b"".join(hidden), cut
             assert finish.end is End.COMPLETE and stage.relay.events in (3, 4)
             assert stage.pool.take() is stage.connection, "the connection is kept"
+
+    asyncio.run(walk())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("hide", [True, False])
+def test_chunks_that_come_one_by_one_pass_the_same_and_are_counted_the_same(path: str, hide: bool) -> None:
+    said = events(path)
+    chunks = [HEAD, *map(chunk, said), b"0\r\n\r\n"]
+    cuts = list(accumulate(map(len, chunks)))[:-1]
+
+    async def walk() -> None:
+        body, finish, stage = await passed(wire(said), cuts, path=path, hide=hide)
+        together, _, other = await passed(wire(said), [], path=path, hide=hide)
+        assert body == together and finish.end is End.COMPLETE
+        assert stage.relay.events == other.relay.events
+        assert stage.relay.usage_event == other.relay.usage_event
 
     asyncio.run(walk())
 
