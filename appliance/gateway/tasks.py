@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from appliance import clock
@@ -23,6 +24,17 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
+    def start_now(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """As `start`, but the first step is taken at once; a loop with much to do would let it wait for all of that."""
+        try:
+            awaited = work.send(None)
+        except StopIteration:
+            return
+        except Exception as error:
+            self._report(name, error)
+            return
+        self.start(_rest(work, awaited), name)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
@@ -36,6 +48,16 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@types.coroutine
+def _rest(work: Coroutine[Any, Any, None], awaited: object) -> Generator[Any, Any, None]:
+    """What is left of a coroutine that waits for something."""
+    try:
+        yield awaited
+    except BaseException as error:
+        yield work.throw(error)
+    yield from work
 
 
 async def until(condition: Callable[[], bool], seconds: float) -> None:

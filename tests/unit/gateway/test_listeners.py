@@ -7,6 +7,8 @@ import socket
 import stat
 from pathlib import Path
 
+import uvloop
+
 from appliance.gateway.listeners import Listener, unix_socket
 from appliance.gateway.tasks import Tasks
 
@@ -66,3 +68,32 @@ def test_an_answer_over_a_pair_of_sockets() -> None:
         await tasks.close()
 
     asyncio.run(play())
+
+
+def test_what_is_written_to_an_accepted_connection_is_not_held_back() -> None:
+    """A token that waits for the receipt of the one before it would be forty milliseconds late."""
+
+    async def play() -> int:
+        loop = asyncio.get_running_loop()
+        accepted: asyncio.Future[socket.socket] = loop.create_future()
+
+        class Client(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                accepted.set_result(transport.get_extra_info("socket"))
+
+        made = socket.create_server(("127.0.0.1", 0))
+        tasks = Tasks(lambda name, error: None)
+        listener = Listener(made, Client, tasks, lambda text: None)
+        listener.start()
+        with socket.create_connection(made.getsockname()):
+            ours = await asyncio.wait_for(accepted, 5)
+            delay = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        listener.close()
+        await tasks.close()
+        return int(delay)
+
+    loop = uvloop.new_event_loop()
+    try:
+        assert loop.run_until_complete(play()) == 1
+    finally:
+        loop.close()
