@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-from aiohttp import web
-
 from appliance import __version__, clock
 from appliance.errors import ApiError
 from appliance.wire import apierror, gpustate
@@ -26,6 +24,7 @@ from .fetch import get
 from .handler import Handler
 from .status import silences, status
 from .upstream import ConnectFailed
+from .webserver import web
 
 METRICS_DEADLINE = 2.0  # Prometheus' own is 10 s; a sick engine must not cost the others their figures
 KEEPALIVE = 75.0  # seconds that a connection may be idle

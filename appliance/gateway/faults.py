@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
-from aiohttp import ClientPayloadError, web
-from aiohttp.http_exceptions import HttpProcessingError
+from .webserver import ClientPayloadError, HttpProcessingError, web
 
 FRAMES = 6  # of the innermost calls
 _CLIENTS = (HttpProcessingError, ClientPayloadError, web.RequestPayloadError, ConnectionError)  # what clients cause

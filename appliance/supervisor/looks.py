@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from appliance import clock
 from appliance.errors import Unreachable
 from appliance.host import files
-from appliance.host.unixhttp import get_async
+from appliance.host.unixget import get_async
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Health, Ledger, Metrics, Milestone, Notice
 from appliance.wire.vllmlog import JOINING, PHASES

@@ -18,7 +18,7 @@ from appliance import __version__, clock, names
 from appliance.config import snapshot
 from appliance.config.source import Effective
 from appliance.errors import Unreachable
-from appliance.host import command, files, proc, unixhttp
+from appliance.host import command, files, proc, unixget
 from appliance.host.kernellog import boot_id
 from appliance.host.places import Places
 from appliance.policy.incidents import FILE_BYTES
@@ -169,7 +169,7 @@ async def _lines(subject: Subject) -> Found:
 async def _http(socket: str, route: str, name: str) -> Found:
     """One answer of a server on a unix socket."""
     try:
-        status, body = await unixhttp.get_async(socket, route, deadline_s=ANSWER_S, limit=LOG_BYTES)
+        status, body = await unixget.get_async(socket, route, deadline_s=ANSWER_S, limit=LOG_BYTES)
     except Unreachable as error:
         raise Missing(f"{route}: {error.message}") from error
     if status != 200:
