@@ -32,6 +32,7 @@ PLAN_ERRORS = f"{SUPERVISOR_STATE}/planerrors.json"  # how far plans were from w
 GATEWAY_STATE = f"{STATE}/gateway"
 KEY_USE = f"{GATEWAY_STATE}/use.json"  # tokens of the day and the month, for each key
 CACHE = "/var/cache/llm-appliance"
+COMPILED = "compiled"  # below an engine's own cache: a directory for each runtime, GPU and model
 AUDIT = "/var/log/llm-appliance/audit"
 
 # Trees that the units' sandboxes replace by empty ones; what is needed from them is mounted.

@@ -7,6 +7,7 @@ CUDA's too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -41,13 +42,26 @@ def present_gpus(directory: str = DRIVER_GPUS) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _uuid(path: Path) -> str | None:
+def models_of(gpus: Sequence[str], directory: str = DRIVER_GPUS) -> tuple[str, ...]:
+    """What the driver calls these GPUs, named as by `present_gpus`, each once; what it does not know is left out."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        addresses = sorted(entry.name for entry in Path(directory).iterdir())
     except OSError:
-        return None
-    for line in lines:
+        return ()
+    told = [Path(directory, address, "information") for address in addresses]
+    found = [_told(path, "Model") for number, path in enumerate(told) if (_uuid(path) or str(number)) in gpus]
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
+def _uuid(path: Path) -> str | None:
+    value = _told(path, "GPU UUID")
+    return None if value is None or "?" in value else value
+
+
+def _told(path: Path, wanted: str) -> str | None:
+    """A value in the driver's own description of a GPU."""
+    for line in files.read_text(path).splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "GPU UUID" and "?" not in value:
+        if key.strip() == wanted:
             return value.strip() or None
     return None

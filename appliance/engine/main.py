@@ -11,14 +11,15 @@ from appliance.config import fleet, source
 from appliance.config.model import Config
 from appliance.config.placement import own_gpus
 from appliance.host import notify, places
-from appliance.host.journal import ERR, NOTICE, WARNING
+from appliance.host.journal import ERR, WARNING
+from appliance.policy import compilecaches
 from appliance.policy.ladder import Place
 from appliance.units.render import engine_digest
 from appliance.wire import vllmmodels
 from appliance.wire.vllmargs import launch_plan, shutdown_s
 
-from . import collectives, rung, weights
-from .device import device_of, present_gpus
+from . import caches, collectives, rung, weights
+from .device import device_of, models_of, present_gpus
 from .launcher import Launcher, Limits
 from .report import Identity, Report, Start
 from .verdict import Ending, verdict_of
@@ -62,6 +63,7 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
     digest = engine_digest(config, given.name)
     place = Place(digest, os.path.basename(runtime), gpus)
     changed = rung.read(given.name, places.from_environment(), given.run, place)
+    compiled = compilecaches.key(place.runtime, models_of(gpus), vllmmodels.own(engine))
     plan = launch_plan(
         config,
         given.name,
@@ -72,6 +74,7 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
         runtime=runtime,
         run=given.run,
         cache=given.cache,
+        compiled=compiled,
         change=changed.change,
     )
     if len(gpus) > 1 and (address := collectives.own_address()):
@@ -88,7 +91,9 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
         expected = planned(vllmmodels.own(engine), plan.argv[2], plan.flags, gpus, gpu_state)
     told = Start(place, device == "cuda", shown, changed.told, expected)
     report = Report(Identity(given.name, start, engine.model, served, given.run), told)
-    _change(report, changed, f"{given.cache}/{given.name}")
+    if changed.told:
+        report.log(WARNING, f"started with a change: {changed.told}", event="engine-changed")
+    caches.settle(f"{given.cache}/{given.name}", compiled, changed.caches, report.log)
     fault = weights.fault_of(vllmmodels.own(engine), plan.argv[2])
     if fault is not None:
         verdict = verdict_of(Ending(None, False, False), (), fault)
@@ -97,19 +102,6 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
     if limits is None:
         limits = Limits(start=engine.startup_timeout, stop=shutdown_s(engine) + STOP_MARGIN_S)
     return Launcher(plan, report, limits).run()
-
-
-def _change(report: Report, changed: rung.Rung, cache: str) -> None:
-    """Tell what this start does differently, and move caches away where that is wished."""
-    if changed.told:
-        report.log(WARNING, f"started with a change: {changed.told}", event="engine-changed")
-    try:
-        moved = rung.move_caches(cache, changed.caches)
-    except OSError as error:
-        report.log(WARNING, f"compile caches cannot be moved away: {error}")
-    else:
-        if moved:
-            report.log(NOTICE, f"moved away in {cache}: {', '.join(moved)}")
 
 
 def _refuse(message: str) -> int:

@@ -6,10 +6,8 @@ does one that names anything but what the ladder may set.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from appliance import names
 from appliance.host import files
@@ -17,9 +15,6 @@ from appliance.host.places import Places
 from appliance.policy.ladder import ENV, FLAGS, Place
 from appliance.wire.vllmargs import Change
 
-# Below the engine's cache directory: what torch, Triton and vLLM compiled. A broken one breaks every start.
-COMPILED = ("vllm/torch_compile_cache", "triton", "inductor")
-_DONE = ".caches-moved"
 # What the supervisor needs to know of a start: what a rung may change, and what decides whether it may.
 SHOWN = FLAGS | {"kv_cache_memory_bytes", "enable_chunked_prefill"}
 
@@ -52,31 +47,3 @@ def _rung(value: Mapping[str, object], place: Place) -> Rung:
         return Rung()
     change = Change(flags, {key: str(text) for key, text in env.items()})
     return Rung(change, str(value.get("told") or ""), str(value.get("caches") or ""))
-
-
-def move_caches(cache: str, wish: str) -> tuple[str, ...]:
-    """Move what was compiled aside, once for each wish; what was moved. Raises OSError."""
-    done = Path(cache, _DONE)
-    try:
-        if not wish or done.read_text() == wish:
-            return ()
-    except FileNotFoundError:
-        pass
-    Path(cache).mkdir(mode=0o750, parents=True, exist_ok=True)
-    moved = []
-    for name in COMPILED:
-        try:
-            os.rename(f"{cache}/{name}", _free(f"{cache}/{name}"))
-            moved.append(name)
-        except FileNotFoundError:
-            continue
-    done.write_text(wish)
-    return tuple(moved)
-
-
-def _free(path: str) -> str:
-    """A name beside a directory that nothing has yet."""
-    number = 1
-    while os.path.lexists(f"{path}.broken-{number}"):
-        number += 1
-    return f"{path}.broken-{number}"

@@ -80,6 +80,7 @@ def launch_plan(
     runtime: str = names.CURRENT_RUNTIME,
     run: str = names.RUN,
     cache: str = names.CACHE,
+    compiled: str = "",
     cores: Sequence[int] = (),
     gpus: Sequence[str] = (),
     change: Change = Change(),
@@ -87,7 +88,8 @@ def launch_plan(
     """The start of one instance. KeyError when the configuration has no such instance.
 
     `cores` are the CPUs that this machine lets us use (all of 0..cpus-1 when empty), `gpus` the GPUs of this instance
-    as CUDA_VISIBLE_DEVICES takes them (empty: whatever CUDA finds).
+    as CUDA_VISIBLE_DEVICES takes them (empty: whatever CUDA finds). `compiled` is the directory among the instance's
+    compile caches that is this start's own.
     """
     engine = config.engine_of(instance)
     if engine is None:
@@ -105,10 +107,11 @@ def launch_plan(
         *("--uds", socket),
         *vllmflags.arguments(flags),
     )
-    env = _environment(f"{cache}/{instance}", runtime, inner)
+    own = f"{cache}/{instance}"
+    env = _environment(own, f"{own}/{names.COMPILED}/{compiled}".rstrip("/"), runtime, inner)
     env |= _cuda(gpus) if device == "cuda" else _cpu(config, instance, flags, tuple(cores) or tuple(range(cpus)))
     env |= {key: value for key, value in {**engine.env, **change.env}.items() if key not in KEPT}
-    return LaunchPlan(argv, env, socket, (f"{cache}/{instance}", inner), flags)
+    return LaunchPlan(argv, env, socket, (own, inner), flags)
 
 
 def _directory(config: Config, reference: str) -> str:
@@ -166,7 +169,7 @@ def _inner_sockets(instance: str, run: str) -> str:
     return f"/tmp/llm-rpc-{hashlib.blake2s(own.encode(), digest_size=8).hexdigest()}"
 
 
-def _environment(cache: str, runtime: str, inner: str) -> dict[str, str]:
+def _environment(cache: str, compiled: str, runtime: str, inner: str) -> dict[str, str]:
     """What every engine gets: offline, silent, telling, and with caches that outlive it."""
     return {
         "PATH": f"{runtime}/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
@@ -174,13 +177,13 @@ def _environment(cache: str, runtime: str, inner: str) -> dict[str, str]:
         "XDG_CACHE_HOME": f"{cache}/xdg",
         "XDG_CONFIG_HOME": f"{cache}/config",
         "HF_HOME": f"{cache}/huggingface",
-        "VLLM_CACHE_ROOT": f"{cache}/vllm",
+        "VLLM_CACHE_ROOT": f"{compiled}/vllm",
         "VLLM_CONFIG_ROOT": f"{cache}/config/vllm",
-        "TRITON_CACHE_DIR": f"{cache}/triton",
-        "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
-        "TORCH_EXTENSIONS_DIR": f"{cache}/extensions",
-        "FLASHINFER_WORKSPACE_BASE": cache,
-        "CUDA_CACHE_PATH": f"{cache}/cuda",
+        "TRITON_CACHE_DIR": f"{compiled}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{compiled}/inductor",
+        "TORCH_EXTENSIONS_DIR": f"{compiled}/extensions",
+        "FLASHINFER_WORKSPACE_BASE": compiled,
+        "CUDA_CACHE_PATH": f"{compiled}/cuda",
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "VLLM_NO_USAGE_STATS": "1",

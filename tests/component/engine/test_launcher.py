@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
 
 import pytest
 
+from appliance.policy import compilecaches
 from tests.support.enginestage import LIMIT, Stage, alive, staged
 from tests.support.publishedlogs import LOGS
 from tests.support.waiting import wait_until
@@ -108,6 +110,28 @@ def test_a_rung_changes_the_start_that_it_was_made_for(stage: Stage) -> None:
         assert argv[argv.index("--max-num-seqs") + 1] == sequences
         assert (state["changed"], state["flags"]["max_num_seqs"]) == (told, int(sequences))
         stop(stage)
+
+
+def test_what_is_compiled_is_the_runtime_s_own_and_moved_away_where_a_rung_says_so(stage: Stage) -> None:
+    runtime, compiled = stage.home / "runtime", stage.home / "cache/chat/compiled"
+    old, new = (compilecaches.key(name, (), "builtin:smollm2-135m") for name in ("0.32.0-cpu", "0.33.0-cpu"))
+    (compiled / new / "triton").mkdir(parents=True)
+    shutil.copytree(runtime, stage.home / "0.33.0-cpu")
+    runtime.rename(stage.home / "0.32.0-cpu")
+    runtime.symlink_to("0.32.0-cpu")
+    serving(stage)
+    assert stage.read("environment")["TRITON_CACHE_DIR"] == f"{compiled}/{old}/triton"
+    stop(stage)
+    rung = {"v": 1, "digest": stage.read("state.json")["digest"], "runtime": "0.33.0-cpu", "gpus": [], "flags": {},
+            "env": {}, "caches": "1.000"}  # fmt: skip
+    (stage.directory / "rung.json").write_text(json.dumps(rung))
+    runtime.unlink()
+    runtime.symlink_to("0.33.0-cpu")
+    serving(stage)
+    assert stage.read("environment")["TRITON_CACHE_DIR"] == f"{compiled}/{new}/triton"
+    assert {path.name for path in compiled.iterdir()} == {old, new, f"{new}.broken-1"}
+    assert (compiled / f"{new}.broken-1/triton").exists() and not (compiled / new / "triton").exists()
+    stop(stage)
 
 
 def test_what_vllm_says_of_a_silence_is_noted(stage: Stage) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from appliance.config.model import Config, Engine
 from appliance.config.placement import own_gpus
-from appliance.engine.device import device_of, present_gpus
+from appliance.engine.device import device_of, models_of, present_gpus
 
 PRESENT = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
@@ -23,9 +23,9 @@ def test_without_a_record_the_file_decides(tmp_path: Path) -> None:
     assert device_of(str(tmp_path), "cpu") == "cpu"
 
 
-def gpu(directory: Path, address: str, uuid: str) -> None:
+def gpu(directory: Path, address: str, uuid: str, model: str = "NVIDIA") -> None:
     (directory / address).mkdir()
-    (directory / address / "information").write_text(f"Model: \t\t NVIDIA\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n")
+    (directory / address / "information").write_text(f"Model: \t\t {model}\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n")
 
 
 def test_gpus_in_pci_order(tmp_path: Path) -> None:
@@ -37,6 +37,16 @@ def test_gpus_in_pci_order(tmp_path: Path) -> None:
 
 def test_no_driver_no_gpus(tmp_path: Path) -> None:
     assert present_gpus(str(tmp_path / "none")) == ()
+    assert models_of(("GPU-a",), str(tmp_path / "none")) == ()
+
+
+def test_models_of_an_engine_s_gpus(tmp_path: Path) -> None:
+    gpu(tmp_path, "0000:3b:00.0", "GPU-first", "NVIDIA H200")
+    gpu(tmp_path, "0000:86:00.0", "GPU-second", "NVIDIA H200")
+    gpu(tmp_path, "0001:01:00.0", "GPU-????????-????-????-????-????????????", "NVIDIA L4")
+    assert models_of(present_gpus(str(tmp_path)), str(tmp_path)) == ("NVIDIA H200", "NVIDIA L4")
+    assert models_of(("GPU-second", "GPU-gone"), str(tmp_path)) == ("NVIDIA H200",)
+    assert models_of((), str(tmp_path)) == ()
 
 
 @pytest.mark.parametrize(

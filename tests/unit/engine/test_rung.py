@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine.rung import COMPILED, Rung, move_caches, read
+from appliance.engine.rung import Rung, read
 from appliance.host.places import Places
 from appliance.policy.ladder import Place
 
@@ -49,23 +49,3 @@ def test_what_is_not_for_this_start_changes_nothing(tmp_path: Path, where: Place
     (tmp_path / "supervisor/rungs/chat.json").write_text(json.dumps(value))
     assert read("chat", where, where.run, PLACE) == Rung()
     assert read("other", where, where.run, replace(PLACE, digest="")) == Rung()
-
-
-def test_caches_are_moved_once_for_each_wish(tmp_path: Path) -> None:
-    def compiled() -> None:
-        for name in COMPILED[:2]:
-            (tmp_path / name).mkdir(parents=True)
-            (tmp_path / name / "artifact").write_text("x")
-
-    compiled()
-    assert move_caches(str(tmp_path), "") == ()
-    assert move_caches(str(tmp_path), "1.000") == COMPILED[:2]
-    compiled()
-    assert move_caches(str(tmp_path), "1.000") == ()
-    assert move_caches(str(tmp_path), "2.000") == COMPILED[:2]
-    assert (tmp_path / "triton.broken-1/artifact").exists() and (tmp_path / "triton.broken-2/artifact").exists()
-    assert not (tmp_path / "triton").exists()
-
-
-def test_an_engine_that_never_ran_has_no_caches(tmp_path: Path) -> None:
-    assert move_caches(str(tmp_path / "new"), "1.000") == ()

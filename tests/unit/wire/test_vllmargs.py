@@ -40,6 +40,15 @@ def test_caches_are_the_instances_own() -> None:
     assert own in found.directories
 
 
+def test_what_is_compiled_has_a_place_of_its_own_and_the_rest_is_shared() -> None:
+    config = Config(engines=(Engine(name="chat"),))
+    one, other = (launch_plan(config, "chat", device="cpu", cpus=2, compiled=key).env for key in ("one", "other"))
+    differing = {variable: text for variable, text in one.items() if other[variable] != text}
+    assert set(differing) == {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR",
+                              "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"}  # fmt: skip
+    assert all(f"{text}/".startswith("/var/cache/llm-appliance/chat/compiled/one/") for text in differing.values())
+
+
 def test_an_embedding_model_pools() -> None:
     found = plan(Engine(name="default", model="builtin:minilm-l6-v2"))
     assert value(found, "--runner") == "pooling"
