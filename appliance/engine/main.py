@@ -18,7 +18,7 @@ from appliance.units.render import engine_digest
 from appliance.wire import vllmmodels
 from appliance.wire.vllmargs import launch_plan, shutdown_s
 
-from . import caches, collectives, rung, weights
+from . import caches, collectives, readahead, rung, weights
 from .device import device_of, models_of, present_gpus
 from .launcher import Launcher, Limits
 from .report import Identity, Report, Start
@@ -101,6 +101,7 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
         return verdict.exit_status
     if limits is None:
         limits = Limits(start=engine.startup_timeout, stop=shutdown_s(engine) + STOP_MARGIN_S)
+    readahead.begin(plan.argv[2], report.log)
     return Launcher(plan, report, limits).run()
 
 

@@ -18,8 +18,6 @@ from .together import in_thread
 
 ANSWER_S = 3.0
 MOST_ENTRIES = 5000
-# Over a network, or a program in between: asking may take for ever.
-_AWAY = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse", "beegfs", "gpfs")
 # Names that torch, NCCL, multiprocessing and vLLM give to what they share.
 _NAMES = ("nccl-", "psm_", "vllm", "sem.mp-", "torch_", "cuda.shm.", "ray_", "wnsm_")
 _USERS_OF_IT = ("python", "vllm", "ray", "pt_main_thread", "llm-appliance", "raylet", "torchrun")
@@ -36,7 +34,7 @@ async def _mount(path: str, purpose: str, table: tuple[procsys.MountLine, ...]) 
     line = procsys.mount_of(path, iter(table))
     if line is None:
         return None
-    if line.kind.startswith(_AWAY):
+    if procsys.is_away(line.kind):
         figures = await _asked(path if os.path.isabs(path) else "/")
         if figures is None:
             return Mount(path=path, purpose=purpose, kind=line.kind)
