@@ -115,7 +115,7 @@ def from_files(config_path: str) -> dict[str, Any]:
                     **{key: entry.get(key) for key in _OF_FLEET},
                     **{
                         key: state.get(key)
-                        for key in ("phase", "message", "pid", "ready", "digest", "planned", "measured")
+                        for key in ("phase", "message", "pid", "ready", "digest", "planned", "measured", "phases")
                     },
                 }
             )

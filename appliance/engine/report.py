@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from appliance import clock, names
 from appliance.host import files, notify
@@ -17,6 +18,7 @@ from appliance.policy.ladder import Place
 from appliance.wire.vllmfigures import merged
 from appliance.wire.vllmlog import Progress
 
+from .timetable import Timetable
 from .verdict import Verdict, exit_of
 
 EXTENSION_S = 600.0  # a start that says something is given so much more: the longest silent compile
@@ -62,6 +64,7 @@ class Report:
         self.pid: int | None = None
         self.incident: str | None = None  # the incident that this run is a part of
         self._since = self.started
+        self._timetable = Timetable(self.progress, clock.monotonic())
         self._measured: dict[str, float] = {}
         self._notices: dict[str, dict[str, object]] = {}
         self._noticed: dict[str, float] = {}  # kind -> when it was last written
@@ -81,6 +84,7 @@ class Report:
             return
         if progress.phase != self.progress.phase:
             self._since = clock.wall()
+        self._timetable.moved(progress, clock.monotonic())
         self.progress = progress
         notify.status(f"{progress.phase}: {progress.message}")
         self._write()
@@ -111,10 +115,11 @@ class Report:
         self.ready = self._since = clock.wall()
         text = f"serving {', '.join(self.identity.served)}"
         self.progress = Progress("serving", text)
+        self._timetable.moved(self.progress, clock.monotonic())
         self._write()
         notify.ready(text)
-        took = self.ready - self.started
-        self.log(INFO if proven else WARNING, f"{text}: {proof} {took:.0f} s after the start", event="engine-serving")
+        told = f"{text}: {proof}, after {self._timetable.told}"
+        self.log(INFO if proven else WARNING, told, event="engine-serving", fields=self._timetable.fields)
 
     def ended(self, verdict: Verdict, status: int | None, *, requested: bool, served: bool) -> None:
         """The run is over: verdict.json, the last state, the line in the journal."""
@@ -145,7 +150,15 @@ class Report:
         notify.status(verdict.message)
         notify.barrier(1.0)
 
-    def log(self, priority: int, message: str, *, event: str = "engine-note", cause: str | None = None) -> None:
+    def log(
+        self,
+        priority: int,
+        message: str,
+        *,
+        event: str = "engine-note",
+        cause: str | None = None,
+        fields: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """A line of the launcher's own in the journal; a cause explains more than an event."""
         self._journal.log(
             priority,
@@ -155,6 +168,7 @@ class Report:
             LLM_CAUSE=cause,
             LLM_INCIDENT=self.incident,
             MESSAGE_ID=message_id(cause or event),
+            **fields,
         )
 
     def _write(self) -> None:
@@ -177,6 +191,7 @@ class Report:
             "changed": self.start.changed,
             "planned": self.start.planned,
             "measured": self._measured,
+            "phases": self._timetable.phases,
             "notices": self._notices,
         }
         self._replace(names.engine_state(self.identity.engine, self.identity.run), content)

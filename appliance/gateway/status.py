@@ -20,6 +20,7 @@ from .throughput import LONG, SHORT, Running, running_events
 
 VERSION = 1
 FIGURES = ("weights_gib", "kv_gib", "kv_tokens", "at_once", "context")
+PHASES = ("starting", "loading", "compiling", "warming")
 MOST_KEYS = 20  # whose use is told
 
 
@@ -291,17 +292,18 @@ def _replica(state: State, group: Group, replica: Replica, now: float) -> dict[s
         "digest": replica.state.text("digest") or None,
         "pid": _whole(number_of(replica.state.value, "pid")),
         "ready": number_of(replica.state.value, "ready"),
-        **{key: _figures(replica.state.value.get(key)) for key in ("planned", "measured")},
+        **{key: _figures(replica.state.value.get(key), FIGURES) for key in ("planned", "measured")},
+        "phases": _figures(replica.state.value.get("phases"), PHASES),
         "in_flight": group.admission.in_flight(replica.name),
         "limit": group.admission.limit(replica.name),
         "limit_reason": replica.adaptive.reason if state.engines.adapts else "configured",
     }
 
 
-def _figures(value: object) -> dict[str, object] | None:
-    """What a start should find of its GPUs' memory, or found."""
+def _figures(value: object, names: Iterable[str]) -> dict[str, object] | None:
+    """Figures that a launcher told of its start; null where it told none."""
     told = value if isinstance(value, Mapping) else {}
-    found: dict[str, object] = {key: number for key in FIGURES if (number := number_of(told, key)) is not None}
+    found: dict[str, object] = {key: number for key in names if (number := number_of(told, key)) is not None}
     return found or None
 
 

@@ -54,8 +54,11 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
         "changed": "",
         "planned": None,
         "measured": {"kv_gib": 0.5, "kv_tokens": 23296.0, "context": 4096.0, "at_once": 5.69},
+        "phases": state["phases"],
         "notices": {"line": state["notices"]["line"]},
     }  # fmt: skip
+    assert set(state["phases"]) == {"starting", "loading", "compiling", "warming"}
+    assert sum(state["phases"].values()) == pytest.approx(state["ready"] - state["started"], abs=0.2)
     assert state["notices"]["line"]["count"] > 1
     assert state["started"] <= state["notices"]["line"]["at"] <= state["ready"]
     assert state["started"] < state["ready"]

@@ -68,7 +68,8 @@ def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
     gateway = start(config(remote(engine.url) + '\n[[engine]]\nname = "local"\nmodel = "org/x"\n'))
     assert faults(gateway.admin("/status"), SCHEMA) == []
     gateway.engine_state("local", "loading", message="m", ready=None, measured={"kv_gib": 1.5, "odd": "x"},
-                         planned={"gpu": "L4", "weights_gib": 1, "kv_gib": 2.0})  # fmt: skip
+                         planned={"gpu": "L4", "weights_gib": 1, "kv_gib": 2.0},
+                         phases={"starting": 18.25, "odd": 1})  # fmt: skip
     gateway.incidents = [{"id": "I", "engine": "local", "at": 1.0, "kind": "death", "cause": "engine-died",
                           "reason": "r", "count": 2}]  # fmt: skip
     assert gateway.admin("/status")["drift"] is None
@@ -87,6 +88,7 @@ def test_status_keeps_to_its_schema(engine: FakeEngine, start: Start) -> None:
     assert told["engines"][1]["replicas"][0]["incident"] == "I"
     shown = told["engines"][1]["replicas"][0]
     assert (shown["measured"], shown["planned"]) == ({"kv_gib": 1.5}, {"weights_gib": 1.0, "kv_gib": 2.0})
+    assert shown["phases"] == {"starting": 18.25}
     assert told["state"] == "degraded" and told["supervisor"]["mode"] == "act" and told["at"] <= time.time()
     gateway.config_file.write_text("[nonsense]\nx = 1\n")
     gateway.reload()
