@@ -20,7 +20,7 @@ SOURCES = ("appliance", "systemd", "etc", "packaging/debian", "packaging/locks",
 
 
 # The same machine goes through these, one boot for all: each leaves it serving but the last, which purges.
-IN_TURN = ("test_serving", "test_smallness", "test_recovery", "test_gateway_life", "test_configuration", "test_package")
+IN_TURN = ("test_serving", "test_costs", "test_recovery", "test_gateway_life", "test_configuration", "test_package")
 NEWER = "99.0.0"
 SPOILT = pytest.StashKey[bool]()
 

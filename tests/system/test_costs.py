@@ -1,4 +1,4 @@
-"""What the control plane costs an installed machine: its starts, its memory, its idle time.
+"""What an installed machine pays: the control plane's starts, memory and idle time, and what an engine's start meets.
 
 Limits of processor time hold on a machine that is busy with something else; of wall time the best of a few tries
 counts, since what else runs there can only lengthen one.
@@ -6,6 +6,7 @@ counts, since what else runs there can only lengthen one.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -22,6 +23,25 @@ LAUNCHER = "llm-appliance"  # the name of its process, beside vLLM's in the engi
 CODE = ("/usr/lib/llm-appliance", "/usr/lib/python3.11")
 TRIES = 4
 IDLE_S = 20.0
+# Sources whose compiled file is missing or was made of another source; what is no code of this Python does not count.
+UNCOMPILED = """
+import sys, pathlib, importlib.util
+def fresh(source):
+    head = pathlib.Path(importlib.util.cache_from_source(source)).read_bytes()[:16]
+    stamp = [int(value) & 0xFFFFFFFF for value in (source.stat().st_mtime, source.stat().st_size)]
+    told = [int.from_bytes(head[at : at + 4], "little") for at in (8, 12)]
+    return head[:4] == importlib.util.MAGIC_NUMBER and (head[4:8] != bytes(4) or told == stamp)
+for source in (found for place in sys.argv[1:] for found in pathlib.Path(place).rglob("*.py")):
+    try:
+        if not fresh(source):
+            print(source)
+    except OSError:
+        try:
+            compile(source.read_bytes(), source, "exec")
+        except SyntaxError:
+            continue
+        print(source)
+"""
 
 
 def forget_files(appliance: Appliance) -> None:
@@ -96,3 +116,31 @@ def test_the_control_plane_is_small_and_idles(appliance: Appliance) -> None:
     share = (used() - before) / IDLE_S
     print(f"control plane: {share:.2%} of one core")
     assert share < 0.01
+
+
+def test_no_start_has_to_compile_python(appliance: Appliance) -> None:
+    """An engine sees its runtime read-only: what is not compiled would be compiled at each start, three times."""
+    code = "/var/lib/llm-appliance/runtimes/current/lib", f"{CODE[0]}/appliance", f"{CODE[0]}/site/cp311"
+    appliance.box.write("/root/uncompiled.py", UNCOMPILED)
+    out = appliance.box.sh(f"python3 -I /root/uncompiled.py {' '.join(code)}; rm /root/uncompiled.py", timeout=120).out
+    assert out == ""
+
+
+def test_a_start_says_where_its_time_went(appliance: Appliance) -> None:
+    shown = appliance.status()["engines"][0]["replicas"][0]
+    state = appliance.engine()
+    assert shown["phases"] == state["phases"] and {"starting", "loading", "warming"} <= set(state["phases"])
+    assert sum(state["phases"].values()) == pytest.approx(state["ready"] - state["started"], abs=0.5)
+    [line] = appliance.journal(f"-o json -u {ENGINE} LLM_EVENT=engine-serving").splitlines()[-1:]
+    told = json.loads(line)
+    assert float(told["LLM_STARTING_S"]) == state["phases"]["starting"]
+    assert f"loading {state['phases']['loading']:.1f}" in told["MESSAGE"]
+
+
+def test_what_is_compiled_lies_by_runtime_and_model(appliance: Appliance) -> None:
+    [key] = appliance.box.sh("ls /var/cache/llm-appliance/default/compiled").out.split()
+    assert key.startswith("0.32.0-cpu_smollm2-135m-")
+    pid = appliance.processes(ENGINE)["VLLM::EngineCor"]
+    assert f"VLLM_CACHE_ROOT=/var/cache/llm-appliance/default/compiled/{key}/vllm\0" in appliance.box.read(
+        f"/proc/{pid}/environ"
+    )
