@@ -1,7 +1,7 @@
 """What an installed machine pays: the control plane's starts, memory and idle time, and what an engine's start meets.
 
-Limits of processor time hold on a machine that is busy with something else; of wall time the best of a few tries
-counts, since what else runs there can only lengthen one.
+Limits of processor time hold on a machine that is busy with something else, too; where it must be wall time the best
+of a few tries counts, since what else runs there can only lengthen one.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def test_the_gateway_is_ready_within_a_second(appliance: Appliance) -> None:
     ("command", "limit"), [(f"{GENERATOR} /tmp/g /tmp/g /tmp/g", 0.15), ("llm-appliance status", 0.3)]
 )
 def test_a_command_is_quick(appliance: Appliance, command: str, limit: float) -> None:
+    """By its processor time: neither waits for anything but the gateway's answer."""
     clean = "rm -rf /tmp/g; mkdir /tmp/g; "
     measured = [costs(appliance, command) for _ in range(TRIES) if appliance.box.sh(clean)]
     print(f"{command}: {measured}")
-    assert min(wall for wall, _ in measured) < limit, measured
     assert min(used for _, used in measured) < limit, measured
 
 
@@ -140,7 +140,4 @@ def test_a_start_says_where_its_time_went(appliance: Appliance) -> None:
 def test_what_is_compiled_lies_by_runtime_and_model(appliance: Appliance) -> None:
     [key] = appliance.box.sh("ls /var/cache/llm-appliance/default/compiled").out.split()
     assert key.startswith("0.32.0-cpu_smollm2-135m-")
-    pid = appliance.processes(ENGINE)["VLLM::EngineCor"]
-    assert f"VLLM_CACHE_ROOT=/var/cache/llm-appliance/default/compiled/{key}/vllm\0" in appliance.box.read(
-        f"/proc/{pid}/environ"
-    )
+    assert appliance.box.sh(f"ls /var/cache/llm-appliance/default/compiled/{key}/vllm").out  # vLLM has written there
