@@ -50,6 +50,9 @@ GATEWAY_SOCKET = f"{RUN}/gateway/control.sock"
 GATEWAY_HANDOVER_SOCKET = f"{RUN}/gateway/handover.sock"
 UNITCTL_SOCKET = f"{RUN}/unitctl.sock"
 
+# --- processes -------------------------------------------------------------------------------------------------------
+STANDBY_PROCESS = "llm-standby"  # how the processes that vLLM's are forked from call themselves
+
 # --- units -----------------------------------------------------------------------------------------------------------
 TARGET = "llm-appliance.target"
 GATEWAY_UNIT = "llm-gateway.service"

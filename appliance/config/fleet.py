@@ -25,8 +25,8 @@ REFUSED_ENV = {
     "VLLM_LOGGING_CONFIG_PATH": ("the launcher follows the engine by its log", "leave it out"),
 }
 _LOG_LEVELS = ("DEBUG", "INFO")
-LOCAL_ONLY = ("gpus", "shm_size", "memory_max", "priority", "startup_timeout", "min_model_len", "env",
-              "vllm")  # fmt: skip
+LOCAL_ONLY = ("gpus", "shm_size", "memory_max", "priority", "startup_timeout", "standby", "min_model_len",
+              "env", "vllm")  # fmt: skip
 
 
 def lora_names(engine: Engine) -> tuple[str, ...]:

@@ -185,6 +185,7 @@ class Engine:
     memory_max: int | None = None
     priority: int = 0
     startup_timeout: float = 3600.0
+    standby: bool | Auto = "auto"
     min_model_len: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     remote: tuple[str, ...] = ()

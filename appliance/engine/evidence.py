@@ -312,4 +312,4 @@ class Desk:
     def _living(self) -> tuple[Process, ...]:
         """vLLM's processes: what is below the launcher, without py-spy."""
         spies = [connection.spies.pids for connection in self._connections if connection.spies is not None]
-        return tuple(process for process in tree.descendants() if process.pid not in frozenset().union(*spies))
+        return tuple(process for process in tree.vllm() if process.pid not in frozenset().union(*spies))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from appliance import clock, names
 from appliance.host import notify
-from appliance.host.journal import ERR, INFO, WARNING
+from appliance.host.journal import ERR, INFO, NOTICE, WARNING
 from appliance.host.realwork import Outcome
 from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
 from appliance.wire.vllmcauses import Cause
@@ -43,6 +43,7 @@ from . import collectives, leftovers, tree
 from .evidence import Desk, Order
 from .ready import Probe
 from .report import Report, prepare
+from .standby import Standby, Unfit
 from .verdict import Ending, verdict_of
 
 KEPT_LINES = 2000
@@ -63,11 +64,17 @@ class Limits:
     output: float = 1.0  # for the last lines after the end
 
 
+def environment(plan: LaunchPlan) -> dict[str, str]:
+    """vLLM's environment: the launcher's own as far as it is vLLM's, with the plan's over it."""
+    return {key: value for key, value in os.environ.items() if key not in _DROPPED} | plan.env
+
+
 class Launcher:
     """One run of one engine. `run` may be called once, from the main thread."""
 
-    def __init__(self, plan: LaunchPlan, report: Report, limits: Limits) -> None:
+    def __init__(self, plan: LaunchPlan, report: Report, limits: Limits, standby: Standby | None = None) -> None:
         self._plan, self._report, self._limits = plan, report, limits
+        self._standby = standby
         self._reader = Reader()
         self._lines: deque[Line] = deque(maxlen=KEPT_LINES)
         self._rest = b""
@@ -104,18 +111,18 @@ class Launcher:
             try:
                 self._clear()
                 prepare(self._plan.directories)
-                self._pid = tree.spawn(self._plan.argv, self._environment(), theirs)
+                self._poll.register(output, select.POLLIN)
+                self._poll.register(wake[0], select.POLLIN)
+                self._pid = self._begin(output, wake[0], theirs)
             except OSError as error:
                 known = Cause("start-failed", f"vLLM cannot be started: {error}", "llm-appliance runtime list", -1)
             finally:
                 os.close(theirs)
-            if known is None:
+            if self._pid:
                 self._report.started_as(self._pid)
                 self._deadlines["start"] = clock.monotonic() + self._limits.start
                 probe = Probe(self._plan.socket, self._report.identity.served[0], lambda o: self._told(o, wake[1]))
                 probe.start()
-                self._poll.register(output, select.POLLIN)
-                self._poll.register(wake[0], select.POLLIN)
                 self._open_desk()
                 self._follow(output, wake[0])
                 self._read_all(output)
@@ -130,6 +137,25 @@ class Launcher:
                 os.close(descriptor)
         self._clear()
         return self._finish(told, known)
+
+    def _begin(self, output: int, wake: int, theirs: int) -> int:
+        """vLLM's main process, from the standby where that is fit; 0 when its end was asked for before it was there."""
+        env = environment(self._plan)
+        if self._standby is not None:
+            self._poll.register(self._standby, select.POLLIN)
+
+            def pause() -> None:
+                self._wait(output, wake, 1.0)
+                if self._requested:
+                    raise Unfit("asked to stop")
+
+            try:
+                return self._standby.start(self._plan.argv, env, theirs, pause)
+            except Unfit as fault:
+                self._report.log(NOTICE, f"started without the standby: {fault}")
+            finally:
+                self._poll.unregister(self._standby)
+        return 0 if self._requested else tree.spawn(self._plan.argv, env, theirs)
 
     # --- while it lives -------------------------------------------------------------------------------------------
 
@@ -176,7 +202,7 @@ class Launcher:
             self._late = self._limits.start
             self._report.log(ERR, f"not serving after {self._limits.start:.0f} s: ending it", event="engine-ending")
             # Python's fault handler prints every thread's stack at SIGABRT: the only evidence there will be.
-            tree.send(signal.SIGABRT, (process.pid for process in tree.descendants()))
+            tree.send(signal.SIGABRT, (process.pid for process in tree.vllm()))
             self._deadlines["abort"] = clock.monotonic() + self._limits.orphan
             return
         why = {
@@ -219,7 +245,7 @@ class Launcher:
         self._report.moved(Progress("stopping", "asked to stop"))
         notify.stopping("stopping")
         # Only vLLM's main process: it ends its own children, after the requests that run.
-        tree.send(signal.SIGTERM, (self._pid,))
+        tree.send(signal.SIGTERM, (self._pid,) if self._pid else ())
         self._deadlines = {"stop": clock.monotonic() + self._limits.stop}
 
     def _reap(self) -> None:
@@ -291,7 +317,8 @@ class Launcher:
             self._wait(output, wake, seconds)
             self._reap()
 
-        left = tree.end(0.0 if self._ending else self._limits.orphan, self._limits.kill, pause)
+        spared = (self._standby.pid,) if self._standby is not None else ()
+        left = tree.end(0.0 if self._ending else self._limits.orphan, self._limits.kill, pause, spared)
         self._reap()
         if left:
             told = ", ".join(f"{process.comm} ({process.pid}, state {process.state})" for process in left)
@@ -319,10 +346,6 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, nothing)
         return reading, writing
-
-    def _environment(self) -> dict[str, str]:
-        inherited = {key: value for key, value in os.environ.items() if key not in _DROPPED}
-        return inherited | self._plan.env
 
     def _clear(self) -> None:
         """Remove what this run, or one before it, left behind."""

@@ -5,23 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Literal
 
 from appliance import names
 from appliance.config import fleet, source
 from appliance.config.model import Config
 from appliance.config.placement import own_gpus
 from appliance.host import notify, places
+from appliance.host.device import Device
 from appliance.host.journal import ERR, WARNING
 from appliance.policy import compilecaches
 from appliance.policy.ladder import Place
 from appliance.units.render import engine_digest
 from appliance.wire import vllmmodels
-from appliance.wire.vllmargs import launch_plan, shutdown_s
+from appliance.wire.vllmargs import LaunchPlan, launch_plan, shutdown_s
 
 from . import caches, collectives, readahead, rung, weights
 from .device import device_of, models_of, present_gpus
-from .launcher import Launcher, Limits
+from .launcher import Launcher, Limits, environment
 from .report import Identity, Report, Start
+from .standby import READY_S, Standby
 from .verdict import Ending, verdict_of
 
 STOP_MARGIN_S = 15.0  # from the end of vLLM's own grace to SIGKILL: its workers' 9 s and the driver's
@@ -102,7 +105,19 @@ def _launch(config: Config, given: argparse.Namespace, limits: Limits | None) ->
     if limits is None:
         limits = Limits(start=engine.startup_timeout, stop=shutdown_s(engine) + STOP_MARGIN_S)
     readahead.begin(plan.argv[2], report.log)
-    return Launcher(plan, report, limits).run()
+    standby = _standby(engine.standby, plan, device, limits)
+    try:
+        return Launcher(plan, report, limits, standby).run()
+    finally:
+        if standby is not None:
+            standby.close()
+
+
+def _standby(wanted: bool | Literal["auto"], plan: LaunchPlan, device: Device, limits: Limits) -> Standby | None:
+    """The process that vLLM's are forked from, its imports begun; None where each is to import for itself."""
+    if not (device == "cpu" if wanted == "auto" else wanted) or plan.flags.get("numa_bind"):  # binds by the executable
+        return None
+    return Standby.begin(plan.argv[0], environment(plan), device, min(READY_S, limits.start / 2))
 
 
 def _refuse(message: str) -> int:

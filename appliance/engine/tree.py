@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from appliance import clock
+from appliance import clock, names
 from appliance.host.proc import Process, read_process
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -72,6 +72,11 @@ def descendants(of: int | None = None, proc: str = "/proc") -> tuple[Process, ..
     return tuple(below)
 
 
+def vllm() -> tuple[Process, ...]:
+    """vLLM's own processes below this one: without those that only stand by to be forked."""
+    return tuple(process for process in descendants() if process.comm != names.STANDBY_PROCESS)
+
+
 def send(signal_number: int, pids: Iterable[int]) -> None:
     """A signal to each process; one that is gone already has had its wish."""
     for pid in pids:
@@ -81,15 +86,21 @@ def send(signal_number: int, pids: Iterable[int]) -> None:
             continue
 
 
-def end(grace_s: float, limit_s: float, pause: Callable[[float], None]) -> tuple[Process, ...]:
-    """End every descendant: SIGTERM, after `grace_s` SIGKILL. What is left after `limit_s` is returned.
+def end(
+    grace_s: float, limit_s: float, pause: Callable[[float], None], spared: Collection[int] = ()
+) -> tuple[Process, ...]:
+    """End every descendant but the `spared`: SIGTERM, after `grace_s` SIGKILL. Returns what is left after `limit_s`.
 
     Blocks until then; `pause(seconds)` is called meanwhile and must reap what ended. SIGTERM comes first because a
     process killed in the middle of a driver call can take the driver with it. Stopped ones are killed at once: they
     cannot answer.
     """
+
+    def living() -> tuple[Process, ...]:
+        return tuple(process for process in descendants() if process.pid not in spared)
+
     begun = clock.monotonic()
-    left = descendants()
+    left = living()
     send(signal.SIGTERM, (process.pid for process in left))
     while left:
         waited = clock.monotonic() - begun
@@ -97,5 +108,5 @@ def end(grace_s: float, limit_s: float, pause: Callable[[float], None]) -> tuple
             return left
         send(signal.SIGKILL, (process.pid for process in left if waited >= grace_s or process.state in "Tt"))
         pause(0.05)
-        left = descendants()
+        left = living()
     return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from appliance import names
 from appliance.host.proc import CGROUPS, PROC, Process, read_wchan, unit_processes
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Proc
@@ -18,11 +19,14 @@ class Processes:
         self._at = 0.0
 
     def look(self, control_group: str, t: float) -> list[Proc]:
-        """Every process, then the ends of those that were there before. Nothing when the group cannot be read."""
+        """Every process, then the ends of those that were there before. Nothing when the group cannot be read.
+
+        Processes that only stand by to be forked do no work that could be missed.
+        """
         found = unit_processes(control_group, cgroups=self._cgroups, proc=self._proc)
         if found is UNKNOWN:
             return []
-        now = {(each.pid, each.started): each for each in found[:MOST]}
+        now = {(each.pid, each.started): each for each in found[:MOST] if each.comm != names.STANDBY_PROCESS}
         samples = [self._sample(who, each, control_group, t) for who, each in now.items()]
         samples += [
             Proc(t=t, pid=each.pid, ppid=each.parent, name=each.comm, cgroup=control_group, event="exit")
