@@ -142,6 +142,7 @@ class Launcher:
         """vLLM's main process, from the standby where that is fit; 0 when its end was asked for before it was there."""
         env = environment(self._plan)
         if self._standby is not None:
+            self._report.moved(Progress("starting", "importing vLLM"))
             self._poll.register(self._standby, select.POLLIN)
 
             def pause() -> None:

@@ -109,6 +109,8 @@ class Standby:
             self._fault = f"it gave no answer ({type(error).__name__})"
             self._end()
             raise Unfit(self._fault) from error
+        finally:
+            self._socket.settimeout(None)  # with a time limit, Python waits before it asks with MSG_DONTWAIT
         pid = answer.get("pid")
         if not isinstance(pid, int):
             raise Unfit(str(answer.get("error", "it gave no process")))

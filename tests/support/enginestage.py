@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,12 @@ import sys
 from appliance.engine.launcher import Limits
 from appliance.engine.main import main
 sys.exit(main(sys.argv[2:], Limits(**eval(sys.argv[1]))))
+"""
+
+VLLM = """
+import runpy, sys
+if __name__ == "__main__":
+    runpy.run_module("tests.support.fakevllm", run_name="__main__")
 """
 
 
@@ -74,6 +81,15 @@ class Stage:
             f'[models]\ndirectory = "{self.home}/models"\n[[engine]]\nname = "chat"\n{keys}\n'
             f'[engine.env]\nFAKE_VLLM = "{script}"\n{env}\n[engine.vllm]\n{vllm}\n'
         )
+
+    def import_modules(self, body: str = "") -> str:
+        """Give the runtime a Python and vLLM's modules, whose import does `body`; the environment for it, in TOML."""
+        site, runtime = self.home / "site", self.home / "runtime/bin"
+        (site / "vllm/entrypoints/cli").mkdir(parents=True)
+        (site / "vllm/entrypoints/cli/main.py").write_text(body)
+        (runtime / "python").symlink_to(sys.executable)
+        (runtime / "vllm").write_text(f"#!{runtime}/python\n{VLLM}")
+        return f'PYTHONPATH = "{site}:{ROOT}:{sysconfig.get_path("purelib")}"'
 
     def start(self, **limits: float) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("LLM_", "VLLM_"))}

@@ -316,6 +316,7 @@ def become_main(request: dict[str, Any]) -> None:
 
 def run_child(request: dict[str, Any]) -> NoReturn:
     """A process of "spawn". Ends as multiprocessing's forks do: to take the interpreter down would copy its memory."""
+    rename(os.path.basename(sys.executable), sys.executable)
     reading, _sentinel, tracker, *others = request["descriptors"]  # the sentinel is open for as long as this process is
     _resource_tracker._fd = tracker  # type: ignore[attr-defined]
     forkserver._forkserver._inherited_fds = others  # type: ignore[attr-defined]

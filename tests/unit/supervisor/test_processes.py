@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance import names
 from appliance.quantity import UNKNOWN
 from appliance.samples import Proc
 from appliance.supervisor.processes import Processes
@@ -84,3 +85,10 @@ def test_a_group_that_cannot_be_read_ends_nobody(world: World) -> None:
     world.look(1.0)
     assert world.processes.look("/system.slice/other.service", 3.0) == []
     assert [(each.pid, each.event) for each in world.look(5.0)] == [(10, "")]
+
+
+def test_what_only_stands_by_is_none_of_its_processes(world: World) -> None:
+    world.has(core=(10, "S", 5.0, 1), **{names.STANDBY_PROCESS: (11, "S", 5.0, 1)})
+    assert [each.pid for each in world.look(1.0)] == [10]
+    world.has(core=(10, "S", 5.0, 1))
+    assert [each.event for each in world.look(2.0)] == [""]
