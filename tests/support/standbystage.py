@@ -123,7 +123,7 @@ def main():
 """
 # Modules after whose import nothing may be forked.
 UNFIT = {
-    "threaded": "import threading as t, time\nt.Thread(target=time.sleep, args=(60,), daemon=True, name='mine').start()",
+    "threaded": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True, name='mine').start()",
     "natively": "import _thread, time\n_thread.start_new_thread(time.sleep, (60,))\ntime.sleep(0.05)",
     "broken": "raise ImportError('no such thing')",
     "leaves": "raise SystemExit(0)",
