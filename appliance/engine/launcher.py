@@ -153,7 +153,8 @@ class Launcher:
             try:
                 return self._standby.start(self._plan.argv, env, theirs, pause)
             except Unfit as fault:
-                self._report.log(NOTICE, f"started without the standby: {fault}")
+                if not self._requested:
+                    self._report.log(NOTICE, f"started without the standby: {fault}")
             finally:
                 self._poll.unregister(self._standby)
         return 0 if self._requested else tree.spawn(self._plan.argv, env, theirs)

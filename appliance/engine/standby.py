@@ -21,7 +21,7 @@ from appliance.wire.vllmimports import LOADING, OPENMP, imports
 from . import tree
 
 PROGRAM = Path(__file__).resolve().parents[1] / "runtime/inside/standby.py"
-READY_S = 120.0  # the imports take 7 s of a core, and wait for a slow disk the first time
+READY_S = 90.0  # the imports take 7 s of a core, and wait for a slow disk the first time
 START_S = 30.0  # a fork takes milliseconds
 END_S = 2.0
 _PIECE = 1 << 16

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from appliance import names
 from tests.support.layers import KEY_FILE
 from tests.support.machine import BASE, CHAT, PARIS, Appliance
 from tests.support.waiting import wait_until
@@ -54,6 +55,13 @@ def test_processes_run_as_their_own_user(appliance: Appliance, unit: str, user: 
     for name, pid in appliance.processes(unit).items():
         owner = appliance.box.sh(f"stat -c %U /proc/{pid}").out.strip()
         assert owner == user, name
+
+
+def test_an_engine_on_a_cpu_is_forked_from_its_standby(appliance: Appliance) -> None:
+    """Nothing that the real vLLM imports is unfit for it, and none of its processes had to import for itself."""
+    assert names.STANDBY_PROCESS in appliance.processes("llm-engine@default.service")
+    said = appliance.journal("-u llm-engine@default")
+    assert "started without the standby" not in said and "imports its modules itself" not in said
 
 
 def test_users_cannot_log_in(appliance: Appliance) -> None:

@@ -82,6 +82,7 @@ def test_a_stop_during_the_imports_is_obeyed_at_once(stage: Stage) -> None:
     stage.process.terminate()
     assert stage.process.wait(5) == names.LAUNCHER_STOPPED
     assert not alive(own) and stage.pids() == {}
+    assert INSTEAD not in stage.output
 
 
 @pytest.mark.parametrize(
