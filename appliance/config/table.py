@@ -176,9 +176,10 @@ ROWS: tuple[Row, ...] = (
         1000),
     Row("engine.startup_timeout", "duration", HOUR, "The longest start before it is given up.", '"30m"', "live", 30,
         7 * DAY),
-    Row("engine.standby", "bool", "auto", "Whether vLLM's processes are forked from one that has imported its modules, "
-        'instead of importing them one after the other: starts are faster. "auto" is on a CPU; with GPUs it has not '
-        "been tried, and what has a GPU open is never forked.", "true", "restart", word=AUTO),
+    Row("engine.standby", "bool", "auto", "Whether vLLM's processes are forked from one that has imported its modules "
+        'instead of importing them one after the other, so that starts are faster. "auto" is true on a CPU, else '
+        "false; with GPUs it has not been tried, and vLLM starts as before where a module has opened one.", "true",
+        "restart", word=AUTO),
     Row("engine.min_model_len", "int", 0, "The shortest context to which max_model_len may be lowered when the KV "
         "cache cannot hold one request of its length; 0 leaves it and holds the engine.", "8192", "live", 0,
         100_000_000),

@@ -121,7 +121,8 @@ def _bool(row: Row, value: object) -> bool:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         raise Wrong(f"{show(value)} is text", f"write {value.lower()} without quotes")
-    raise Wrong(f"{show(value)} is neither true nor false", "write true or false")
+    choices = f'true, false or "{row.word[0]}"' if row.word else "true or false"
+    raise Wrong(f"{show(value)} is neither true nor false", f"write {choices}")
 
 
 def _int(row: Row, value: object) -> int:
