@@ -28,6 +28,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing import context, forkserver, popen_fork, popen_forkserver, popen_spawn_posix, reduction, spawn, util
@@ -38,6 +39,7 @@ from typing import Any, NoReturn
 NAME = "llm-standby"  # what this process and the twins are called in lists of processes
 LINE_LIMIT = 8 << 20
 MOST_DESCRIPTORS = 250
+FORK_S = 30.0  # takes milliseconds
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 # Read when a program or a library is loaded and never again, so a fork cannot take another value.
@@ -79,8 +81,7 @@ def fork_away() -> int:
             pid = -1
         if pid:
             os._exit(0)
-        os.close(reading)
-        os.close(writing)
+        util.close_fds(reading, writing)  # type: ignore[attr-defined]
         return 0
     os.close(writing)
     told = os.read(reading, 8)
@@ -106,8 +107,7 @@ def serve(over: socket.socket) -> dict[str, Any]:
         if pid == 0:
             over.close()
             return request | {"descriptors": descriptors}
-        for descriptor in descriptors:
-            os.close(descriptor)
+        util.close_fds(*descriptors)  # type: ignore[attr-defined]
         try:
             send(over, answer)
         except OSError:
@@ -120,7 +120,8 @@ class Twin:
     own: Twin | None = None
 
     def __init__(self, pid: int, over: socket.socket) -> None:
-        self._pid, self._over, self._lock = pid, over, threading.Lock()
+        self._pid, self._over, self._lock, self._owner = pid, over, threading.Lock(), os.getpid()
+        over.settimeout(FORK_S)
 
     @classmethod
     def make(cls, kept: frozenset[int]) -> dict[str, Any] | None:
@@ -141,12 +142,15 @@ class Twin:
 
     def fork(self, message: dict[str, Any], descriptors: Sequence[int]) -> int:
         """The pid of a new child of this process. Raises OSError, EOFError, ValueError: there is none."""
+        if os.getpid() != self._owner:
+            raise ValueError("the twin is its parent's")
         with self._lock:
             prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
                 send(self._over, message, descriptors)
                 answer, _ = receive(self._over)
             except (OSError, EOFError):
+                self._over.close()  # which ends it
                 os.waitpid(self._pid, os.WNOHANG)
                 raise
             finally:
@@ -205,12 +209,10 @@ class Popen(popen_fork.Popen):
             handed = [child_reading, child_writing, _resource_tracker._fd, *self._fds]  # type: ignore[attr-defined]
             self.pid = Twin.own.fork({"env": dict(os.environ), "inherited": inherited()}, handed)
         except BaseException:
-            os.close(sentinel)
-            os.close(writing)
+            util.close_fds(sentinel, writing)  # type: ignore[attr-defined]
             raise
         finally:
-            os.close(child_reading)
-            os.close(child_writing)
+            util.close_fds(child_reading, child_writing)  # type: ignore[attr-defined]
         self.sentinel = sentinel
         self.finalizer = util.Finalize(self, util.close_fds, (sentinel, writing))  # type: ignore[attr-defined]
         with open(writing, "wb", closefd=False) as file:
@@ -352,10 +354,8 @@ def load(modules: Sequence[str]) -> str:
     try:
         import_module(modules[0])
         for module in modules[1:]:
-            try:
+            with suppress(ImportError):
                 import_module(module)
-            except ImportError:
-                continue
         return unfit()
     except BaseException as error:
         return f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0][:300]}"
