@@ -69,7 +69,7 @@ def ended(process):
 
 def core(sending):
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["GOMP_CPU_AFFINITY"] = str(min(os.sched_getaffinity(0)))
+    os.environ.setdefault("GOMP_CPU_AFFINITY", str(min(os.sched_getaffinity(0))))
     lock, told = spawning.Lock(), {"core": facts()}
     for status in (3, "wait"):
         reading, writing = spawning.Pipe(duplex=False)

@@ -60,12 +60,18 @@ def test_a_child_gets_environment_and_limits_of_the_moment_and_no_descriptor(hom
     assert core["sockets"] == worker["sockets"] == 1  # to its own twin
 
 
-def test_what_a_fork_cannot_honour_is_spawned(home: Path) -> None:
-    seen = played(home, "family", "heavy,fakefamily", "MALLOC_ARENA_MAX=2")
-    assert seen["told"]["core"]["env"]["MALLOC_ARENA_MAX"] == "2"
+@pytest.mark.parametrize(("name", "value"), [("MALLOC_ARENA_MAX", "2"), ("GOMP_CPU_AFFINITY", "0 1")])
+def test_what_a_fork_cannot_honour_is_spawned(home: Path, name: str, value: str) -> None:
+    seen = played(home, "family", "heavy,fakefamily", f"{name}={value}")
+    assert seen["told"]["core"]["env"][name] == value
     assert (seen["ended"], seen["told"]["status"], seen["told"]["status 3"]) == (5, 7, 3)
     assert seen["imports"] == 4  # the standby, and of the three children each for itself
-    assert "Core imports its modules itself: MALLOC_ARENA_MAX was set" in (home / "output").read_text()
+    assert f"Core imports its modules itself: {name} was set" in (home / "output").read_text()
+
+
+def test_one_place_for_all_threads_is_honoured(home: Path) -> None:
+    seen = played(home, "family", "heavy,fakefamily", "OMP_PLACES={0}", "OMP_PROC_BIND=true")
+    assert (seen["imports"], seen["told"]["core"]["cores"]) == (1, [0])
 
 
 def test_a_killed_main_process_leaves_nothing_and_another_is_forked(home: Path) -> None:
