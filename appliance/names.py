@@ -95,6 +95,21 @@ def instance_of(unit: str) -> str | None:
     return instance if INSTANCE.fullmatch(instance) else None
 
 
+def run_name(invocation: str, again: int) -> str:
+    """One run of vLLM: systemd's name of the unit's run, with the number of the runs before it in that one."""
+    return f"{invocation}.{again}" if invocation and again > 0 else invocation
+
+
+def invocation_of(run: str) -> str:
+    """systemd's name in the name of a run."""
+    return run.partition(".")[0]
+
+
+def is_again(run: str) -> bool:
+    """Whether a run followed another one in its unit's."""
+    return "." in run
+
+
 def instances(engine: str, replicas: int) -> tuple[str, ...]:
     """Instance names of an engine's replicas: `chat`, `chat-2`, `chat-3`."""
     return (engine, *(f"{engine}-{n}" for n in range(2, replicas + 1)))

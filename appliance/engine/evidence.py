@@ -6,6 +6,7 @@
     {"verb": "shm"}      what lies in the unit's own /dev/shm
     {"verb": "lines"}    the last lines of output, with their times
     {"verb": "abort", "cause": "hang-collective", "reason": "...", "incident": "ID"}   ends vLLM, tells its last stacks
+    {"verb": "again", "start": "ID"}   the run of that id is over and its launcher waits: the next one begins, at once
 
 and back `{"part": "stacks", "text": "..."}` lines, then `{"done": true, "ok": true, "message": ""}`. An abort without a
 cause is an end that was asked for. Everything happens in the launcher's own loop: nothing here waits, and every
@@ -32,7 +33,7 @@ from .abort import LOOK_S, Abort
 from .collectives import Status
 from .spies import Spies
 
-VERBS = ("stacks", "shm", "lines", "abort")
+VERBS = ("stacks", "shm", "lines", "abort", "again")
 CONNECTIONS = 8
 REQUEST_LIMIT = 8192
 DEADLINE_S = 20.0  # of a connection; an abort's own limit is below it
@@ -151,16 +152,17 @@ class _Connection:
 
 
 class Desk:
-    """Serves the socket from the launcher's poll loop; `main` gives vLLM's main process, `told` hears of an abort.
+    """Serves the socket from the launcher's poll loop; `main` gives vLLM's main process, `told` hears of an abort,
+    `again` hears after which run the next one shall begin, and answers with what speaks against it.
 
     `ordered` is the abort that was begun, None before.
     """
 
     def __init__(self, path: str, poll: select.poll, *, kept: int, spy: str, main: Callable[[], int],
-                 told: Callable[[Order, int], None], nccl: tuple[str, int] | None = None,
+                 told: Callable[[Order, int], None], again: Callable[[str], str], nccl: tuple[str, int] | None = None,
                  shm: str = "/dev/shm") -> None:  # fmt: skip
         self._path, self._poll, self._spy, self._main, self._told, self._shm = path, poll, spy, main, told, shm
-        self._nccl = nccl
+        self._again, self._nccl = again, nccl
         self._listener: socket.socket | None = None
         self._connections: list[_Connection] = []
         self._lines: deque[str] = deque(maxlen=kept)
@@ -293,6 +295,9 @@ class Desk:
             connection.collectives = Status(self._nccl, self._poll, now)
         elif verb == "abort":
             self._abort(connection, request)
+        elif verb == "again":
+            refusal = self._again(str(request.get("start") or ""))
+            connection.end(not refusal, refusal)
         else:
             connection.end(False, f"the verbs are {', '.join(VERBS)}")
 
@@ -310,6 +315,6 @@ class Desk:
             connection.abort = Abort(targets, self._main(), clock.monotonic())
 
     def _living(self) -> tuple[Process, ...]:
-        """vLLM's processes: what is below the launcher, without py-spy."""
+        """vLLM's processes, without py-spy."""
         spies = [connection.spies.pids for connection in self._connections if connection.spies is not None]
         return tuple(process for process in tree.vllm() if process.pid not in frozenset().union(*spies))

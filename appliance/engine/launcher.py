@@ -4,9 +4,14 @@ One thread waits on three things: vLLM's output, signals, and the readiness prob
 whole process tree:
 
     start     not serving within the engine's startup_timeout
+    gone      its engine core has ended, which it would notice some seconds later: it is told, by SIGTERM
     death     vLLM announced that its engine is gone and its main process stays: it has been seen to stay for minutes
     stop      asked to stop, and still there after vLLM's own grace and a margin
     closing   its engine is gone and its HTTP server waits for clients that will never get another byte
+    word      its run is over, and nobody says that the next one shall begin in its place
+
+After a run that served and crashed a launcher with a standby stays for a while: the supervisor, who alone decides, may
+say `again` at `evidence`'s socket, and the next run begins in the unit.
 
 Exit status: 0 only when asked to stop; see `appliance.names.LAUNCHER_*`.
 """
@@ -34,6 +39,7 @@ from appliance.wire.vllmlog import (
     Reader,
     advance,
     announces_death,
+    core_is_gone,
     is_trivia,
     notice,
     waits_for_clients,
@@ -45,6 +51,8 @@ from .ready import Probe
 from .report import Report, prepare
 from .standby import Standby, Unfit
 from .verdict import Ending, verdict_of
+from .wake import Wake
+from .word import Word
 
 KEPT_LINES = 2000
 LONGEST_LINE = 64 << 10  # the journal splits longer ones itself
@@ -56,12 +64,14 @@ class Limits:
     """Seconds. `start` is the engine's startup_timeout."""
 
     start: float
+    gone: float = 0.3  # for the errors that its clients get
     death: float = 15.0  # a dead engine core takes 1 s to end the rest, a dead worker 10 s
     stop: float = SHUTDOWN_S + 15.0
     closing: float = 3.0
     orphan: float = 3.0  # from SIGTERM to SIGKILL for what outlives vLLM's main process
     kill: float = 20.0  # a process in a driver call cannot be killed; the launcher does not wait for it for ever
     output: float = 1.0  # for the last lines after the end
+    word: float = 20.0  # for the supervisor's word: the pauses before the first two restarts, or a GPU that settles
 
 
 def environment(plan: LaunchPlan) -> dict[str, str]:
@@ -70,11 +80,21 @@ def environment(plan: LaunchPlan) -> dict[str, str]:
 
 
 class Launcher:
-    """One run of one engine. `run` may be called once, from the main thread."""
+    """One run of one engine. `run` may be called once, from the main thread; `again` says then whether the next one is
+    to begin in the same unit. `obstacle` as for `word.Word`."""
 
-    def __init__(self, plan: LaunchPlan, report: Report, limits: Limits, standby: Standby | None = None) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        report: Report,
+        limits: Limits,
+        wake: Wake,
+        standby: Standby | None = None,
+        obstacle: Callable[[], str] = lambda: "",
+    ) -> None:
         self._plan, self._report, self._limits = plan, report, limits
-        self._standby = standby
+        self._wake, self._standby = wake, standby
+        self._word = Word(report.identity.start, standby, obstacle)
         self._reader = Reader()
         self._lines: deque[Line] = deque(maxlen=KEPT_LINES)
         self._rest = b""
@@ -93,6 +113,7 @@ class Launcher:
             spy=os.path.join(os.path.dirname(plan.argv[0]), "py-spy"),
             main=lambda: self._pid,
             told=self._aborted,
+            again=self._word.say,
             nccl=collectives.address_of(plan.env),
         )
         self._prefix = not sys.stdout.isatty()
@@ -101,19 +122,19 @@ class Launcher:
         """Start vLLM, stay until it is gone with everything it left, and return the launcher's exit status."""
         tree.become_subreaper()
         os.umask(0o007)  # vLLM's socket is for its group: the gateway
-        wake = self._catch_signals()
         output, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(theirs, True)
         known: Cause | None = None
         told: tuple[Line, ...] = ()
         probe: Probe | None = None
+        clean = False
         try:
             try:
                 self._clear()
                 prepare(self._plan.directories)
                 self._poll.register(output, select.POLLIN)
-                self._poll.register(wake[0], select.POLLIN)
-                self._pid = self._begin(output, wake[0], theirs)
+                self._poll.register(self._wake.reading, select.POLLIN)
+                self._pid = self._begin(output, theirs)
             except OSError as error:
                 known = Cause("start-failed", f"vLLM cannot be started: {error}", "llm-appliance runtime list", -1)
             finally:
@@ -121,24 +142,23 @@ class Launcher:
             if self._pid:
                 self._report.started_as(self._pid)
                 self._deadlines["start"] = clock.monotonic() + self._limits.start
-                probe = Probe(self._plan.socket, self._report.identity.served[0], lambda o: self._told(o, wake[1]))
+                probe = Probe(self._plan.socket, self._report.identity.served[0], self._told)
                 probe.start()
                 self._open_desk()
-                self._follow(output, wake[0])
+                self._follow(output)
                 self._read_all(output)
                 told = tuple(self._lines)  # what comes now is said by processes that the launcher ends
-                self._bury(output, wake[0])
+                clean = self._bury(output)
+                probe.stop()
+            self._clear()
+            return self._finish(told, known, clean=clean)
         finally:
             self._desk.close()
             if probe is not None:
                 probe.stop()
-            signal.set_wakeup_fd(-1)
-            for descriptor in (output, *wake):
-                os.close(descriptor)
-        self._clear()
-        return self._finish(told, known)
+            os.close(output)
 
-    def _begin(self, output: int, wake: int, theirs: int) -> int:
+    def _begin(self, output: int, theirs: int) -> int:
         """vLLM's main process, from the standby where that is fit; 0 when its end was asked for before it was there."""
         env = environment(self._plan)
         if self._standby is not None:
@@ -146,7 +166,7 @@ class Launcher:
             self._poll.register(self._standby, select.POLLIN)
 
             def pause() -> None:
-                self._wait(output, wake, 1.0)
+                self._wait(output, 1.0)
                 if self._requested:
                     raise Unfit("asked to stop")
 
@@ -161,7 +181,7 @@ class Launcher:
 
     # --- while it lives -------------------------------------------------------------------------------------------
 
-    def _follow(self, output: int, wake: int) -> None:
+    def _follow(self, output: int) -> None:
         """Until vLLM's main process has been reaped, or cannot be ended, and an abort has told what it found."""
         while self._status is None or self._desk.busy:
             now = clock.monotonic()
@@ -171,16 +191,16 @@ class Launcher:
                     self._expire(name)
             if (self._ending or self._status is not None) and not self._desk.busy:
                 return
-            self._wait(output, wake, min(self._deadlines.values(), default=now + 3600.0) - now)
+            self._wait(output, min(self._deadlines.values(), default=now + 3600.0) - now)
 
-    def _wait(self, output: int, wake: int, seconds: float) -> None:
+    def _wait(self, output: int, seconds: float) -> None:
         """Handle what comes within `seconds`; returns after the first things that came."""
         seconds = min(seconds, self._desk.deadline - clock.monotonic())
         for descriptor, mask in self._poll.poll(max(0.0, seconds) * 1000):
             if descriptor == output:
                 self._read(output)
-            elif descriptor == wake:
-                self._woken(wake)
+            elif descriptor == self._wake.reading:
+                self._woken()
             else:
                 self._desk.ready(descriptor, mask)
         self._desk.tick(clock.monotonic())
@@ -207,6 +227,9 @@ class Launcher:
             tree.send(signal.SIGABRT, (process.pid for process in tree.vllm()))
             self._deadlines["abort"] = clock.monotonic() + self._limits.orphan
             return
+        if name == "gone":
+            tree.send(signal.SIGTERM, (self._pid,))
+            return
         why = {
             "death": "vLLM's engine is dead and its main process stays: ending it",
             "stop": f"still there {self._limits.stop:.0f} s after SIGTERM: killing it",
@@ -216,18 +239,14 @@ class Launcher:
             self._report.log(WARNING, why[name], event="engine-ending")
         self._ending = True
 
-    def _told(self, outcome: Outcome | None, wake: int) -> None:
+    def _told(self, outcome: Outcome | None) -> None:
         """The probe's thread has something for the main thread."""
         self._outcomes.append(outcome)
-        try:
-            os.write(wake, b"\0")
-        except OSError:
-            return
+        self._wake.stir()
 
-    def _woken(self, wake: int) -> None:
-        for number in os.read(wake, 512):
-            if number in (signal.SIGTERM, signal.SIGINT):
-                self._stop()
+    def _woken(self) -> None:
+        if self._wake.stirred():
+            self._stop()
         self._reap()
         while self._outcomes:
             outcome = self._outcomes.popleft()
@@ -244,6 +263,8 @@ class Launcher:
         if self._requested:
             return
         self._requested = True
+        if self._word.awaited:  # its end is told already
+            return
         self._report.moved(Progress("stopping", "asked to stop"))
         notify.stopping("stopping")
         # Only vLLM's main process: it ends its own children, after the requests that run.
@@ -303,6 +324,8 @@ class Launcher:
             self._report.alive()
         if announces_death(line) and not self._requested:
             self._deadlines.setdefault("death", clock.monotonic() + self._limits.death)
+            if self._served and core_is_gone(line):  # of a start its own last words tell the cause
+                self._deadlines.setdefault("gone", clock.monotonic() + self._limits.gone)
         if waits_for_clients(line) and (self._requested or "death" in self._deadlines):
             self._deadlines.setdefault("closing", clock.monotonic() + self._limits.closing)
 
@@ -312,11 +335,11 @@ class Launcher:
 
     # --- its end --------------------------------------------------------------------------------------------------
 
-    def _bury(self, output: int, wake: int) -> None:
-        """End what is left of the tree and read the last lines."""
+    def _bury(self, output: int) -> bool:
+        """End what is left of the tree and read the last lines; whether nothing is left."""
 
         def pause(seconds: float) -> None:
-            self._wait(output, wake, seconds)
+            self._wait(output, seconds)
             self._reap()
 
         spared = (self._standby.pid,) if self._standby is not None else ()
@@ -327,36 +350,44 @@ class Launcher:
             self._report.log(ERR, f"cannot be killed: {told}", event="engine-unkillable")
         until = clock.monotonic() + self._limits.output
         while not self._silent and (seconds := until - clock.monotonic()) > 0:
-            self._wait(output, wake, seconds)
+            self._wait(output, seconds)
+        if not self._silent:
+            self._poll.unregister(output)
+        return not left
 
-    def _finish(self, lines: tuple[Line, ...], known: Cause | None) -> int:
+    def _finish(self, lines: tuple[Line, ...], known: Cause | None, *, clean: bool) -> int:
         order = self._desk.ordered
         if order is not None and order.cause:
             known = Cause(order.cause, order.reason or "the supervisor ended it", "", -1)
         ending = Ending(self._status, self._requested, self._served, self._late)
         verdict = verdict_of(ending, lines, known)
-        self._report.ended(verdict, self._status, requested=self._requested, served=self._served)
+        waits = clean and order is None and self._word.is_worth_waiting_for(verdict)
+        until = clock.wall() + self._limits.word if waits else None
+        told = self._report.ended(verdict, self._status, requested=self._requested, served=self._served, awaits=until)
+        if waits and told and self._stopped_while_waiting():
+            return names.LAUNCHER_STOPPED
         return verdict.exit_status
+
+    def _stopped_while_waiting(self) -> bool:
+        """Wait for the word, as long as it may come; True when the unit was asked to stop meanwhile."""
+        end = clock.monotonic() + self._limits.word
+        self._word.awaited = True
+        while not self._word.said and self._word.may_come and (left_s := end - clock.monotonic()) > 0:
+            self._wait(-1, left_s)
+            if self._requested:
+                return True
+        return False
+
+    @property
+    def again(self) -> bool:
+        """Whether the next run is to begin in this unit."""
+        return self._word.said and not self._requested
 
     # --- around it ------------------------------------------------------------------------------------------------
 
-    def _catch_signals(self) -> tuple[int, int]:
-        """Signals become bytes in a pipe. SIGUSR1 and SIGUSR2 are reserved for requests for evidence: not fatal."""
-        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        nothing: Callable[[int, object], None] = lambda number, frame: None  # noqa: E731
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, nothing)
-        return reading, writing
-
     def _clear(self) -> None:
         """Remove what this run, or one before it, left behind."""
-        try:
-            os.unlink(self._plan.socket)
-        except OSError:
-            pass
-        leftovers.clear_sockets(self._plan.directories[-1])
-        if removed := leftovers.clear_shared_memory():
+        if removed := leftovers.clear(self._plan.socket, self._plan.directories[-1]):
             self._report.log(INFO, f"removed {removed} abandoned shared memory segments")
 
 

@@ -19,6 +19,16 @@ _OURS = re.compile(r"psm_|sem\.mp-|vllm_|nccl-|torch_|__KMP_REGISTERED_LIB_")
 NEW_S = 2.0  # a segment is created, then mapped; younger ones may be between the two
 
 
+def clear(socket: str, directory: str) -> int:
+    """Remove vLLM's own socket, its inner ones in `directory`, and abandoned segments; how many of those."""
+    try:
+        os.unlink(socket)
+    except OSError:
+        pass
+    clear_sockets(directory)
+    return clear_shared_memory()
+
+
 def clear_shared_memory(directory: str = SHARED_MEMORY, *, proc: str = "/proc") -> int:
     """Remove this user's abandoned segments; how many. Never raises."""
     try:

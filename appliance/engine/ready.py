@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from appliance.host.realwork import Outcome, attempt, listening
 
-POLL_S = 0.5  # between two attempts to connect; the socket is bound long before anyone listens on it
+POLL_S = 0.1  # between two attempts to connect; the socket is bound long before anyone listens on it
 RETRY_S = 2.0  # after an answer that was no success
 
 

@@ -29,13 +29,19 @@ _LINE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What does not change in a run. `start` names this start; `served` are the names clients may use."""
+    """What does not change in a run. `start` names this start; `served` are the names clients may use.
+
+    `unit` is systemd's name of the unit's run, empty without systemd, and `again` how many runs of vLLM came before
+    this one in it.
+    """
 
     engine: str
     start: str
     model: str
     served: tuple[str, ...]
     run: str
+    unit: str = ""
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,13 @@ class Report:
         self._journal = Journal("llm-engine")
         self._extended = 0.0
         self._complained = False
+        self._awaits: float | None = None
 
     def started_as(self, pid: int) -> None:
         """vLLM's main process exists."""
         self.pid = pid
-        self.log(INFO, f"starting {self.identity.model}", event="engine-starting")
+        again = ": vLLM starts again in the same unit" if self.identity.again else ""
+        self.log(INFO, f"starting {self.identity.model}{again}", event="engine-starting")
         self._write()
 
     def moved(self, progress: Progress) -> None:
@@ -121,8 +129,13 @@ class Report:
         told = f"{text}: {proof}, after {self._timetable.told}"
         self.log(INFO if proven else WARNING, told, event="engine-serving", fields=self._timetable.fields)
 
-    def ended(self, verdict: Verdict, status: int | None, *, requested: bool, served: bool) -> None:
-        """The run is over: verdict.json, the last state, the line in the journal."""
+    def ended(
+        self, verdict: Verdict, status: int | None, *, requested: bool, served: bool, awaits: float | None = None
+    ) -> bool:
+        """The run is over: verdict.json, the last state, the line in the journal; whether others can read it.
+
+        `awaits`: until when the launcher waits to be told that the next run shall begin in its place.
+        """
         code, signal = exit_of(status)
         phase = "serving" if served else self.progress.phase
         content: dict[str, object] = {
@@ -138,17 +151,19 @@ class Report:
             "signal": signal,
             "lines": list(verdict.lines),
         }
-        self._replace(names.engine_verdict(self.identity.engine, self.identity.run), content)
+        told = self._replace(names.engine_verdict(self.identity.engine, self.identity.run), content)
         self.pid = None
         self.progress = Progress("exited", verdict.message)
         self._since = clock.wall()
-        self._write()
+        self._awaits = awaits
+        told = self._write() and told
         if verdict.cause is None:
             self.log(INFO, verdict.message, event="engine-ended")
         else:
             self.log(ERR, f"{verdict.cause}: {verdict.message}", event="engine-ended", cause=verdict.cause)
-        notify.status(verdict.message)
+        notify.status(verdict.message + "; the supervisor may have vLLM start again" * (awaits is not None))
         notify.barrier(1.0)
+        return told
 
     def log(
         self,
@@ -171,10 +186,13 @@ class Report:
             **fields,
         )
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
         content: dict[str, object] = {
             "engine": self.identity.engine,
             "start": self.identity.start,
+            "unit": self.identity.unit,
+            "again": self.identity.again,
+            "awaits": self._awaits,
             "pid": self.pid,
             "phase": self.progress.phase,
             "message": self.progress.message,
@@ -194,15 +212,17 @@ class Report:
             "phases": self._timetable.phases,
             "notices": self._notices,
         }
-        self._replace(names.engine_state(self.identity.engine, self.identity.run), content)
+        return self._replace(names.engine_state(self.identity.engine, self.identity.run), content)
 
-    def _replace(self, path: str, content: dict[str, object]) -> None:
+    def _replace(self, path: str, content: dict[str, object]) -> bool:
         try:
             files.replace_json(path, content)
         except OSError as error:
             if not self._complained:
                 self._complained = True
                 self.log(WARNING, f"cannot write {path}: {error.strerror}")
+            return False
+        return True
 
 
 def prepare(directories: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Cgroup
 
-from .proc import CGROUPS
+from .proc import CGROUPS, PROC
 
 GIB = 1 << 30
 
@@ -26,6 +26,16 @@ def read(control_group: str, t: float, *, cgroups: str = CGROUPS) -> Cgroup:
         peak_gib=_gib(directory / "memory.peak"),
         read_bytes=_read_bytes(directory / "io.stat"),
     )
+
+
+def own_oom_kills(*, cgroups: str = CGROUPS, proc: str = PROC) -> Maybe[int]:
+    """How many processes of this process's control group were killed for want of memory since it was made."""
+    try:
+        lines = Path(proc, "self/cgroup").read_text().splitlines()
+        group = next((line[len("0::") :] for line in lines if line.startswith("0::")), "")
+        return _pairs(Path(cgroups, group.lstrip("/"), "memory.events").read_text()).get("oom_kill", UNKNOWN)
+    except OSError:
+        return UNKNOWN
 
 
 def _pairs(text: str) -> dict[str, int]:

@@ -174,6 +174,12 @@ def announces_death(line: Line) -> bool:
     return line.priority <= WARNING and _DEATHS.search(line.text) is not None
 
 
+def core_is_gone(line: Line) -> bool:
+    """Whether vLLM's main process says that the engine core has ended by itself: all that it does then is to hand out
+    errors, and to notice at its next look, which may be 5 s away, that it is to end."""
+    return line.priority <= WARNING and "[shutdown] MPClient: engine core exited unexpectedly" in line.text
+
+
 def waits_for_clients(line: Line) -> bool:
     """vLLM's HTTP server has stopped and waits for its open connections, without a limit: after a drain that ran out
     of time, or a death, their streams never end."""

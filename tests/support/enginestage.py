@@ -22,12 +22,15 @@ from .waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 20.0
-# The launcher's own `main` with limits that suit a test; the start's is the engine's, as always.
+# The launcher's own `main` with limits that suit a test; the start's is the engine's, as always. Where the second word
+# is a path, a stand-in stands by, and its pid is written there.
 PROGRAM = """
 import sys
 from appliance.engine.launcher import Limits
 from appliance.engine.main import main
-sys.exit(main(sys.argv[2:], Limits(**eval(sys.argv[1]))))
+from tests.support.fakestandby import Standby
+limits, path, *arguments = sys.argv[1:]
+sys.exit(main(arguments, Limits(**eval(limits)), *([lambda start, limits: Standby(path)] if path else [])))
 """
 
 VLLM = """
@@ -91,13 +94,13 @@ class Stage:
         (runtime / "vllm").write_text(f"#!{runtime}/python\n{VLLM}")
         return f'PYTHONPATH = "{site}:{ROOT}:{sysconfig.get_path("purelib")}"'
 
-    def start(self, **limits: float) -> None:
+    def start(self, *, standby: bool = False, unit: str = "", **limits: float) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("LLM_", "VLLM_"))}
-        environment["NOTIFY_SOCKET"] = str(self.manager.path)
-        settled = {"start": 60.0, "death": 1.0, "stop": 2.0, "closing": 0.3, "orphan": 0.5} | limits
+        environment |= {"NOTIFY_SOCKET": str(self.manager.path), "INVOCATION_ID": unit}
+        settled = {"start": 60.0, "death": 1.0, "stop": 2.0, "closing": 0.3, "orphan": 0.5, "word": 0.3} | limits
         with open(self.home / "output", "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, repr(settled), "chat",
+                [sys.executable, "-c", PROGRAM, repr(settled), str(self.home / "standby") if standby else "", "chat",
                  "--config", str(self.home / "config.toml"), "--run", str(self.home / "run"),
                  "--cache", str(self.home / "cache"), "--runtime", str(self.home / "runtime")],
                 cwd=ROOT, env=environment, stdout=output, stderr=output,
@@ -131,6 +134,27 @@ class Stage:
 
     def pids(self) -> dict[str, int]:
         return {name: int(pid) for name, pid in self.read("pids").items()}
+
+
+@contextlib.contextmanager
+def connected(stage: Stage) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(LIMIT)
+        connection.connect(str(stage.directory / "launcher/evidence.sock"))
+        yield connection
+
+
+def ask(stage: Stage, line: bytes | dict[str, object]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The parts of an answer, and its last line; ({}, {}) when the launcher only hung up."""
+    parts: dict[str, str] = {}
+    with connected(stage) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+        for raw in connection.makefile("rb"):
+            value = json.loads(raw)
+            if value.get("done"):
+                return parts, value
+            parts[value["part"]] = parts.get(value["part"], "") + value["text"]
+    return parts, {}
 
 
 def alive(pid: int) -> bool:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.support.enginestage import LIMIT, Stage, alive, staged
+from tests.support.enginestage import LIMIT, Stage, alive, ask, connected, staged
 from tests.support.waiting import wait_until
 
 
@@ -28,27 +25,6 @@ def serving(stage: Stage, script: str = "tp=2") -> dict[str, int]:
     stage.start()
     stage.until("serving")
     return stage.pids()
-
-
-@contextlib.contextmanager
-def connected(stage: Stage) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(LIMIT)
-        connection.connect(str(stage.directory / "launcher/evidence.sock"))
-        yield connection
-
-
-def ask(stage: Stage, line: bytes | dict[str, object]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The parts of an answer, and its last line; ({}, {}) when the launcher only hung up."""
-    parts: dict[str, str] = {}
-    with connected(stage) as connection, contextlib.suppress(ConnectionError):
-        connection.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
-        for raw in connection.makefile("rb"):
-            value = json.loads(raw)
-            if value.get("done"):
-                return parts, value
-            parts[value["part"]] = parts.get(value["part"], "") + value["text"]
-    return parts, {}
 
 
 def state_of(pid: int) -> str:

@@ -46,9 +46,10 @@ def test_a_start_is_told_step_by_step_and_ends_with_real_work(stage: Stage) -> N
     stage.start()
     state = stage.until("serving")
     assert state | {"start": "", "digest": "", "since": 0, "pid": 0} == {
-        "v": 1, "engine": "chat", "start": "", "pid": 0, "phase": "serving", "message": "serving smollm2-135m",
-        "since": 0, "started": state["started"], "ready": state["ready"], "digest": "",
-        "model": "builtin:smollm2-135m", "served": ["smollm2-135m"], "runtime": "runtime", "gpus": [], "cuda": False,
+        "v": 1, "engine": "chat", "start": "", "unit": "", "again": 0, "awaits": None, "pid": 0, "phase": "serving",
+        "message": "serving smollm2-135m", "since": 0, "started": state["started"], "ready": state["ready"],
+        "digest": "", "model": "builtin:smollm2-135m", "served": ["smollm2-135m"], "runtime": "runtime", "gpus": [],
+        "cuda": False,
         "flags": {"enforce_eager": True, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 512 << 20,
                   "max_model_len": 4096},
         "changed": "",
@@ -208,8 +209,9 @@ def test_exit_status_0_that_nobody_asked_for_is_a_death(stage: Stage) -> None:
     nothing_left(stage, pids)
 
 
-def test_a_dead_engine_whose_main_process_stays_is_ended(stage: Stage) -> None:
-    pids = serving(stage, death=0.5)
+@pytest.mark.parametrize(("script", "death"), [("", LIMIT), ("stubborn", 0.5)], ids=["when told", "when killed"])
+def test_a_dead_engine_whose_main_process_stays_is_ended(stage: Stage, script: str, death: float) -> None:
+    pids = serving(stage, script, death=death)
     os.kill(pids["api"], signal.SIGUSR2)
     assert stage.ended() == 71
     assert stage.read("verdict.json")["cause"] == "engine-died"
