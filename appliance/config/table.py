@@ -130,7 +130,8 @@ ROWS: tuple[Row, ...] = (
         0, 1000),
     Row("supervisor.restart.window", "duration", HOUR, "The time over which restarts are counted.", '"2h"', "live",
         60, 7 * DAY),
-    Row("supervisor.restart.backoff", "duration", 5.0, "Wait before a restart; it doubles up to backoff_max.", '"10s"',
+    Row("supervisor.restart.backoff", "duration", 5.0, "Wait before a restart; it doubles up to backoff_max. "
+        "It counts from when the engine began to serve: one that served for longer is restarted at once.", '"10s"',
         "live", 0, HOUR),
     Row("supervisor.restart.backoff_max", "duration", 300.0, "The longest wait before a restart.", '"10m"', "live", 0,
         DAY),

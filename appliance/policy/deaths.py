@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from appliance.config.model import Restart
+from appliance.quantity import UNKNOWN, Maybe
 
 from .causes import CARRIERS
 from .failure import Exit, Failure, failure_of
@@ -36,7 +37,8 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
             if record.wanted and record.over == seen.run and record.not_before is None:  # somebody's wish stands
                 return counted(record, death, failure, limits, now=now), failure.cause
             facts = replace(seen.facts, hint=seen.verdict.hint if seen.verdict is not None else "")
-            return died(record, death, failure, facts, limits, now=now, jitter=jitter), failure.cause
+            served = seen.ready if seen.verdict is not None and seen.verdict.phase == "serving" else UNKNOWN
+            return died(record, death, failure, facts, limits, now=now, jitter=jitter, served=served), failure.cause
     if seen.unit in (UnitState.STARTING, UnitState.UP):
         ladder = kept(record.ladder, seen.facts)
         if seen.unit is UnitState.UP:
@@ -56,13 +58,28 @@ def _is_open(seen: Seen, record: Record) -> bool:
 
 
 def died(
-    record: Record, death: Death, failure: Failure, facts: Facts, limits: Restart, *, now: float, jitter: float
+    record: Record,
+    death: Death,
+    failure: Failure,
+    facts: Facts,
+    limits: Restart,
+    *,
+    now: float,
+    jitter: float,
+    served: Maybe[float] = UNKNOWN,
 ) -> Record:
-    """A death enters the record, with what follows from it: a restart, a changed restart, or a hold."""
+    """A death enters the record, with what follows from it: a restart, a changed restart, or a hold. `served` is when
+    the run began to serve.
+
+    Where a GPU may be behind a death, the kernel is given the time to say so before the engine meets that GPU again.
+    """
     before = [(earlier.at, earlier.cause) for earlier in record.deaths]
     answer = answered(failure, record.ladder, facts, limits, before=before, now=now)
     record = replace(record, ladder=answer.ladder)
-    return entered(record, death, answer.failure, limits, now=now, jitter=jitter)
+    least_s = BURST_AHEAD_S if facts.cuda and failure.cause in CARRIERS else 0.0
+    return entered(
+        record, death, answer.failure, limits, now=now, jitter=jitter, served=served, least_s=least_s
+    )  # fmt: skip
 
 
 def _unseen_death(seen: Seen, record: Record, limits: Restart, *, now: float) -> tuple[Record, str]:

@@ -9,6 +9,8 @@ Laws, kept by every plan:
       engine drains before: it gets no new calls, and is restarted when its last one ends, or after the drain's limit
     - a unit that somebody stopped by hand stays down until somebody asks for it
     - nothing is done twice: a wish is fulfilled when a run other than the one it replaces is seen
+    - a launcher that waits for the next run is told to begin it (`again`) for a restart that a death led to, and where
+      its unit is as the next run needs it; any other restart is the unit's
 
 A plan is made anew each cycle from what is on disk and what systemd says, so that a supervisor that was killed between
 two steps goes on where it was.
@@ -29,6 +31,7 @@ from .restart import Record, due_in_s
 
 NET_S = 30.0  # RestartSec= of the engine's unit: systemd restarts it by itself so long after its end
 NET_MARGIN_S = 3.0
+WORD_S = 1.0  # a launcher that waits for less may be gone before it hears
 REPEAT_S = 20.0  # a request that systemd took and that shows no effect is made again after so long
 STABLE_S = 10.0  # the memory of a GPU is settled when it has not changed for so long
 MEMORY_WAIT_S = 120.0  # a program that never lets it settle does not keep an engine down
@@ -46,11 +49,12 @@ class UnitState(enum.Enum):
     STOPPING = "stopping"
     FAILED = "failed"
     NET = "net"  # it ended, and systemd restarts it soon by itself
+    OVER = "over"  # its run ended, and its launcher waits to be told that the next one begins in the same unit
     UNKNOWN = "unknown"
 
 
-RUNNING = frozenset({UnitState.QUEUED, UnitState.STARTING, UnitState.UP, UnitState.NET})
-ENDED = frozenset({UnitState.FAILED, UnitState.NET})
+RUNNING = frozenset({UnitState.QUEUED, UnitState.STARTING, UnitState.UP, UnitState.NET, UnitState.OVER})
+ENDED = frozenset({UnitState.FAILED, UnitState.NET, UnitState.OVER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,11 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is seen of one instance. `run` is systemd's name of its last or present run, `start` the launcher's."""
+    """What is seen of one instance. `run` is the name of its last or present run (`names.run_name`), `start` the
+    launcher's.
+
+    `left_s` is for how long a launcher still waits whose run is over; `ending`: it has just told the end of its run.
+    """
 
     unit: UnitState = UnitState.UNKNOWN
     run: str = ""
@@ -82,6 +90,8 @@ class Seen:
     ready: Maybe[float] = UNKNOWN  # when the present run began to serve
     facts: Facts = field(default_factory=Facts)  # what the last or present run was started with
     evidence: Evidence = field(default_factory=Evidence)  # around its end
+    left_s: float = 0.0
+    ending: bool = False
     judged: Failure | None = None  # why we ended it ourselves; beats what its end looks like
 
 
@@ -113,6 +123,7 @@ class Verb(enum.Enum):
     START = "start"
     STOP = "stop"
     RESTART = "restart"
+    AGAIN = "again"
     HOLD = "hold"
     RUNTIME = "runtime"
 
@@ -146,7 +157,8 @@ class Situation:
 
     `memory` is known by GPU as `Desired.gpus` names them. `inflight` are the calls that the gateway has open at each
     instance, UNKNOWN as a whole where there is no gateway to drain; `draining` says for how many seconds each instance
-    has been shown as draining.
+    has been shown as draining. `laid` are the instances whose unit has been given what is changed about their next
+    start.
     """
 
     desired: Sequence[Desired]
@@ -161,6 +173,7 @@ class Situation:
     inflight: Maybe[Mapping[str, Maybe[int]]] = UNKNOWN
     draining: Mapping[str, float] = field(default_factory=dict)
     drain_s: float = 60.0
+    laid: frozenset[str] = frozenset()
 
     def of(self, instance: str) -> Seen:
         """What is seen of an instance; UNKNOWN when nothing is."""
@@ -198,7 +211,7 @@ def plan(situation: Situation) -> Plan:
         if action is None or (situation.acted(desired.instance) and action.verb is not Verb.HOLD):
             continue
         actions.append(action)
-        if action.verb in (Verb.START, Verb.RESTART):
+        if action.verb in (Verb.START, Verb.RESTART, Verb.AGAIN):
             starting.append(desired)
     wanted = {desired.instance for desired in situation.desired}
     for instance in sorted(set(situation.seen) - wanted):
@@ -268,9 +281,19 @@ def _down(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[
     if obstacle:
         view = View("waiting", obstacle, next="starts by itself then")
         return view, _cut_net(s, seen, instance, obstacle) if seen.age_s >= NET_S / 2.0 else None
-    verb = Verb.RESTART if seen.unit is UnitState.NET else Verb.START
+    verb = _way(s, desired)
     state = "restarting" if record.cause and record.wanted else "starting"
     return View(state, why, record.cause), Action(verb, instance, why, record.cause)
+
+
+def _way(s: Situation, desired: Desired) -> Verb:
+    """How an engine that ended is started."""
+    seen, record = s.of(desired.instance), s.record(desired.instance)
+    if seen.unit is not UnitState.OVER:
+        return Verb.RESTART if seen.unit is UnitState.NET else Verb.START
+    by_death = record.over == seen.run and record.not_before is not None
+    same = seen.digest == desired.digest and desired.instance in s.laid
+    return Verb.AGAIN if by_death and same and seen.left_s >= WORD_S else Verb.RESTART
 
 
 def _cut_net(s: Situation, seen: Seen, instance: str, reason: str) -> Action | None:

@@ -2,6 +2,9 @@
 
     delay of the n-th restart within the window = min(backoff * 2**(n-1), backoff_max), stretched by up to a fifth
 
+It shall slow down an engine that dies again and again, so it counts from when the run that died began to serve: one
+that served for longer is restarted at once, one that never served waits from its end on.
+
 `budget` restarts of one engine within `window` are allowed; the death after that holds it. Hangs count there as well
 and have a shorter count of their own (`ladder.HANGS`). What waits for others to make room waits a few times (`WAITS`)
 and is held then, by name of who did not. A death is entered once, by
@@ -15,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from appliance.config.model import Restart
-from appliance.quantity import format_duration
+from appliance.quantity import UNKNOWN, Maybe, format_duration
 
 from .causes import Remedy
 from .failure import Failure
@@ -83,8 +86,19 @@ class Record:
         return run in self.past or any(run in (death.key, death.start) for death in self.deaths)
 
 
-def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, now: float, jitter: float) -> Record:
-    """A death enters the record, with the restart or the hold that follows from it. `jitter` is 0..1."""
+def entered(
+    record: Record,
+    death: Death,
+    failure: Failure,
+    limits: Restart,
+    *,
+    now: float,
+    jitter: float,
+    served: Maybe[float] = UNKNOWN,
+    least_s: float = 0.0,
+) -> Record:
+    """A death enters the record, with the restart or the hold that follows from it. `jitter` is 0..1; `served` is when
+    the run began to serve, and no restart comes before `least_s`."""
     kept = replace(counted(record, death, failure, limits, now=now), wanted="", not_before=None)
     deaths = kept.within(limits.window, now)
     hold = _hold(deaths, failure, limits)
@@ -93,6 +107,8 @@ def entered(record: Record, death: Death, failure: Failure, limits: Restart, *, 
     delay = backoff_s(len(deaths), limits, jitter)
     if failure.remedy is Remedy.WAIT:
         delay = max(delay, WAIT_S)
+    elif served is not UNKNOWN:
+        delay = max(delay - max(now - served, 0.0), least_s)
     return replace(kept, wanted=f"{failure.cause}: {failure.reason}", over=death.key, not_before=now + delay)
 
 

@@ -10,7 +10,7 @@ from appliance.config.model import Restart
 from appliance.policy.causes import CAUSES, Remedy
 from appliance.policy.deaths import remembered
 from appliance.policy.failure import EXITED, Evidence, Exit, Failure, Verdict
-from appliance.policy.hardware import LADDER_S, Owner, Step
+from appliance.policy.hardware import BURST_AHEAD_S, LADDER_S, Owner, Step
 from appliance.policy.ladder import CLIMB_S, HANGS, Facts, Ladder, Place
 from appliance.policy.orders import applied, restarted, resumed
 from appliance.policy.reconcile import Desired, Seen, UnitState
@@ -30,7 +30,7 @@ def look(seen: Seen, record: Record = Record(), now: float = NOW) -> tuple[Recor
     return remembered(seen, record, LIMITS, now=now, jitter=0.0)
 
 
-@pytest.mark.parametrize("unit", [UnitState.FAILED, UnitState.NET])
+@pytest.mark.parametrize("unit", [UnitState.FAILED, UnitState.NET, UnitState.OVER])
 def test_a_death_is_entered_once(unit: UnitState) -> None:
     seen = Seen(unit, "r1", age_s=3.0, end=DIED)
     record, cause = look(seen)
@@ -68,6 +68,32 @@ def test_what_the_kernel_says_after_a_death_takes_the_place_of_a_cause_that_says
         assert again.hold and not again.wanted
     begun = replace(record, wanted="", over="", not_before=None)  # the restart was carried out
     assert look(replace(seen, age_s=age_s, evidence=evidence), begun, NOW + age_s) == (begun, "")
+
+
+@pytest.mark.parametrize(
+    ("cause", "phase", "cuda", "pause"),
+    [
+        ("engine-died", "serving", False, 0.0),
+        ("engine-died", "loading", False, 5.0),  # `ready` is of a run before it
+        ("engine-died", "serving", True, BURST_AHEAD_S),  # the kernel may have more to say of its GPU
+        ("cuda-oom-serving", "serving", True, 0.0),
+    ],
+)
+def test_the_pause_counts_from_when_it_began_to_serve(cause: str, phase: str, cuda: bool, pause: float) -> None:
+    seen = Seen(UnitState.NET, "r1", end=DIED, verdict=Verdict(cause, "gone", phase), ready=NOW - 600.0)
+    record, _ = look(replace(seen, facts=Facts(cuda=cuda)))
+    assert record.not_before == NOW + pause
+
+
+def test_runs_of_one_unit_die_one_by_one() -> None:
+    first = Seen(UnitState.OVER, "r1", end=DIED, verdict_start="s1")
+    record, _ = look(first)
+    again, _ = look(Seen(UnitState.STARTING, "r1.1"), record)
+    assert (again.wanted, again.deaths) == ("", record.deaths)
+    record, cause = look(Seen(UnitState.OVER, "r1.1", end=DIED, verdict_start="s2"), again)
+    assert (cause, [death.key for death in record.deaths], record.over) == ("engine-died", ["r1", "r1.1"], "r1.1")
+    ended = Seen(UnitState.NET, "r1.1", end=DIED, verdict_start="s2")  # nobody said anything to its launcher
+    assert look(ended, record) == (record, "")
 
 
 def test_a_run_that_begins_fulfils_the_wish() -> None:

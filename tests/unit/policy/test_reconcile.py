@@ -40,6 +40,10 @@ def up(run: str = "r1", digest: str = "new") -> Seen:
     return Seen(UnitState.UP, run, digest=digest, phase="serving")
 
 
+def over(left_s: float = 8.0, digest: str = "new") -> Seen:
+    return Seen(UnitState.OVER, "r1", end=DIED, digest=digest, phase="exited", left_s=left_s)
+
+
 def situation(desired: list[Desired], seen: dict[str, Seen], **more: object) -> Situation:
     values: dict[str, object] = {
         "holds": {},
@@ -87,12 +91,38 @@ MUCH_LATER = replace(DUE, not_before=NOW + 100)
         (Seen(UnitState.STARTING, "r1"), Record(wanted="operator", over="r1"), "starting", "restart"),
         (Seen(UnitState.STARTING, "r2"), Record(wanted="operator", over="r1"), "starting", None),  # that is the new run
         (up(digest="old"), Record(), "serving", None),  # only `apply` restarts a changed engine
+        (over(), DUE, "restarting", "again"),
+        (over(), LATER, "restarting", None),  # longer than it waits, and then it ends by itself
+        (over(left_s=0.5), DUE, "restarting", "restart"),  # it may be gone before it hears
+        (over(left_s=-60.0), DUE, "restarting", "restart"),  # it stands still
+        (over(digest="old"), DUE, "restarting", "restart"),  # the unit is another one now
+        (over(), replace(DUE, not_before=None), "restarting", "restart"),  # somebody wants the unit restarted
+        (over(), replace(DUE, over="r0"), "restarting", "restart"),
+        (over(), Record(hold="bad flag", cause="config-error"), "held", "hold"),
+        (over(), Record(), "starting", "restart"),
     ],
 )
 def test_one_engine(seen: Seen, record: Record, state: str, action: str | None) -> None:
-    made = plan(situation([engine("chat")], {"chat": seen}, records={"chat": record}))
+    made = plan(situation([engine("chat")], {"chat": seen}, records={"chat": record}, laid=frozenset({"chat"})))
     assert made.views["chat"].state == state
     assert [verb for verb, _ in steps(made)] == ([action] if action else [])
+
+
+def test_a_changed_start_needs_the_set_up_of_the_unit() -> None:
+    made = plan(situation([engine("chat")], {"chat": over()}, records={"chat": DUE}, laid=frozenset()))
+    assert steps(made) == [("restart", "chat")]
+
+
+def test_a_start_in_place_has_its_turn_like_any_other() -> None:
+    desired, both = [engine("a", "0"), engine("b", "0")], frozenset({"a", "b"})
+    records = {"a": DUE, "b": DUE}
+    assert steps(plan(situation(desired, {"a": over(), "b": over()}, records=records, laid=both))) == [("again", "a")]
+    other = {"a": Seen(UnitState.STARTING, "r2"), "b": over()}
+    made = plan(situation(desired, other, records=records, laid=both))
+    assert (steps(made), made.views["b"].state) == ([], "waiting")
+    unsettled = {"0": Memory(used_mib=9.0, stable_s=1.0)}
+    made = plan(situation(desired, {"a": over(), "b": over()}, records=records, laid=both, memory=unsettled))
+    assert (steps(made), made.views["a"].state) == ([], "waiting")
 
 
 def test_a_changed_engine_says_so() -> None:

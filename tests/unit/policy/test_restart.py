@@ -19,6 +19,7 @@ from appliance.policy.restart import (
     forgiven,
     fulfilled,
 )
+from appliance.quantity import UNKNOWN, Maybe
 
 LIMITS = Restart(budget=3, window=3600.0, backoff=5.0, backoff_max=60.0)
 DIED = Failure("engine-died", Remedy.RESTART, "it died")
@@ -33,6 +34,26 @@ def died(record: Record, number: int, now: float, failure: Failure = DIED, jitte
 def test_backoff_doubles_up_to_its_limit(count: int, delay: float) -> None:
     assert backoff_s(count, LIMITS, 0.0) == delay
     assert backoff_s(count, LIMITS, 1.0) == pytest.approx(delay * (1 + JITTER))
+
+
+@pytest.mark.parametrize(
+    ("served", "failure", "least_s", "pause"),
+    [
+        (UNKNOWN, DIED, 0.0, 5.0),
+        (98.0, DIED, 0.0, 3.0),
+        (95.0, DIED, 0.0, 0.0),
+        (-900.0, DIED, 0.0, 0.0),
+        (-900.0, DIED, 4.0, 4.0),
+        (200.0, DIED, 0.0, 5.0),  # the clock was set back
+        (-900.0, WAITING, 0.0, WAIT_S),  # others need their time
+    ],
+)
+def test_a_run_that_served_for_longer_than_the_pause_is_restarted_at_once(
+    served: Maybe[float], failure: Failure, least_s: float, pause: float
+) -> None:
+    death = Death(100.0, "run1", failure.cause)
+    record = entered(Record(), death, failure, LIMITS, now=100.0, jitter=0.0, served=served, least_s=least_s)
+    assert record.not_before == 100.0 + pause
 
 
 def test_budget_is_restarts_then_a_hold() -> None:
