@@ -38,7 +38,7 @@ from appliance.wire.incident import Incident
 
 from . import ledger as ledgers
 from . import rungs, sources, story
-from .act import Hand, Refusal
+from .act import Hand, Refusal, Requests
 from .drift import Watch
 from .firstlooks import FirstLooks
 from .fleet import Fleet, observed_only
@@ -52,6 +52,7 @@ from .recoveries import Recoveries
 from .telemetry import Telemetry
 
 SHORTEST_PAUSE_S = 0.05
+ENDING_PAUSE_S = 0.1
 RETRY_CONFIG_S = 10.0  # while there is no valid configuration at all
 RUNTIME_PAUSE_S = 300.0  # between two starts of the runtime's unit that an engine waits for
 
@@ -63,21 +64,21 @@ class Daemon:
         self.config_path = config_path
         self.places = places
         self.journal = journal
-        self.hand = Hand(places.under_run(names.UNITCTL_SOCKET))
+        self.hand = Hand(places)
         self.fleet = Fleet(places.under_run(names.FLEET_STATE), journal)
-        self.telemetry = Telemetry(places, lambda: self.settings.interval)
+        self.wake = asyncio.Event()
+        self.telemetry = Telemetry(places, lambda: self.settings.interval, ended=self.wake.set)
         self.ledger = ledgers.read(places.under_state(names.RESTART_LEDGER))
         self.observation = Observation({}, {}, Readiness(), fault="not looked yet")
         self.effective = source.effective(config_path)
         self.desired = desired_of(self.effective.config)
         self.looked = asyncio.Event()  # the first look was taken
-        self.wake = asyncio.Event()
         self.recorder = Recorder(places.under_state(names.INCIDENTS), journal)
         self.judges = Judges(self.telemetry, places, journal)
         self.recoveries = Recoveries(self)
         self.first_looks = FirstLooks(lambda instance, run: self.subject(instance, run, ""))
         self.listeners: set[asyncio.Queue[dict[str, object] | None]] = set()
-        self._acted: dict[str, tuple[float, UnitState, str]] = {}  # last request: instant, and what was seen then
+        self._requests = Requests(RUNTIME_PAUSE_S)
         self._read_at = clock.monotonic()
         self._faults: dict[str, str] = {}  # what was told already, by subject
         self._memory = GpuMemory()
@@ -147,9 +148,11 @@ class Daemon:
 
     @property
     def _pause_s(self) -> float:
-        """Until the next look: the interval, or less when a restart is due before, or the watchdog wants a sign."""
+        """Until the next look: the interval, or less when a restart is due before, or the watchdog wants a sign, or a
+        launcher has told an end and its unit's is about to follow."""
         interval = self.settings.interval
         pauses = [interval, notify.watchdog_interval() or interval]
+        pauses += [ENDING_PAUSE_S for seen in self.observation.seen.values() if seen.ending]
         now, limits = clock.wall(), self.settings.restart
         pauses += [due for record in self.ledger.records.values() if (due := due_in_s(record, limits, now)) > 0]
         return max(min(pauses), SHORTEST_PAUSE_S)
@@ -265,9 +268,9 @@ class Daemon:
             unit = self.observation.seen.get(instance, gone).unit
             if unit in (UnitState.DOWN, UnitState.FAILED) and records[instance].drop:
                 del records[instance]
-        for digest, load_s in self.observation.loads.values():
-            if ledger.loads.get(digest) != round(load_s, 1):
-                ledger = ledger.with_load(digest, load_s)
+        for key, load_s in self.observation.loads.values():
+            if ledger.loads.get(key) != round(load_s, 1):
+                ledger = ledger.with_load(key, load_s)
         ledger = ledger.with_records(records)
         if ledger != self.ledger:
             ledgers.write(self.places.under_state(names.RESTART_LEDGER), ledger)
@@ -293,15 +296,6 @@ class Daemon:
 
     def _plan(self) -> Plan:
         now = clock.monotonic()
-        recent = {}
-        for instance, (at, *before) in list(self._acted.items()):
-            seen = self.observation.seen.get(instance, Seen())
-            if instance and [seen.unit, seen.run] != before:
-                del self._acted[instance]  # it had an effect
-            else:
-                recent[instance] = now - at
-        if "" in recent:
-            recent[""] = 0.0 if recent[""] < RUNTIME_PAUSE_S else recent[""]
         made = plan(
             Situation(
                 desired=self.desired,
@@ -311,11 +305,12 @@ class Daemon:
                 readiness=self.observation.readiness,
                 limits=self.settings.restart,
                 now=clock.wall(),
-                recent=recent,
+                recent=self._requests.ages(self.observation.seen),
                 memory=self._memory.known,
                 inflight=self.judges.open_calls(),
                 draining={instance: now - since for instance, since in self._draining.items()},
                 drain_s=self.drain_s,
+                laid=rungs.laid(self.places, self.observation.seen),
             )
         )
         drain = [instance for instance, view in made.views.items() if view.state == "draining"]
@@ -331,11 +326,11 @@ class Daemon:
             for action in made.actions:
                 if action.instance in views:
                     views[action.instance] = observed_only(views[action.instance], action)
-        known = {desired.instance for desired in self.desired}
+        wanted = {desired.instance: desired.digest for desired in self.desired}
         counts = {name: len(record.within(window, now)) for name, record in self.ledger.records.items()}
-        loads = {d.instance: self.ledger.loads[d.digest] for d in self.desired if d.digest in self.ledger.loads}
+        loads = self.ledger.load_times(wanted, self.observation.seen)
         deaths = {name: record.deaths[-1] for name, record in self.ledger.records.items() if record.deaths}
-        for event in self.fleet.update(views, known, counts, loads, now, self.recorder.open, deaths):
+        for event in self.fleet.update(views, set(wanted), counts, loads, now, self.recorder.open, deaths):
             self.publish(event)
         for instance, entry in self.fleet.entries.items():
             if entry.view.state == "serving":  # its trouble is over
@@ -350,9 +345,14 @@ class Daemon:
             if action.verb is Verb.HOLD:
                 self.hold(action.instance, action.cause, action.reason)
             seen = self.observation.seen.get(action.instance, Seen())
-            self._acted[action.instance] = (clock.monotonic(), seen.unit, seen.run)
-            verb = {Verb.HOLD: "stop", Verb.RUNTIME: "start"}.get(action.verb, action.verb.value)
-            await self.hand.ask(verb, unit)
+            self._requests.made(action.instance, seen)
+            if action.verb is Verb.AGAIN:
+                refusal = await self.hand.again(action.instance, seen.verdict_start)
+                text = f"{action.instance}: its unit is restarted: {refusal}"
+                self.complain(f"again {action.instance}", text if refusal else "", "engine-note", NOTICE)
+            else:
+                verb = {Verb.HOLD: "stop", Verb.RUNTIME: "start"}.get(action.verb, action.verb.value)
+                await self.hand.ask(verb, unit)
         except Refusal as refusal:
             self.complain(unit, refusal.message, "systemd-refused", WARNING, action.instance or None)
             return
@@ -367,7 +367,7 @@ class Daemon:
 
     def ordered(self) -> None:
         """An order came: what it wants is looked at now, and what was asked before does not delay it."""
-        self._acted.clear()
+        self._requests.forget()
         self.wake.set()
 
     @property

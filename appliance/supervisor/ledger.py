@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from appliance import names
 from appliance.host import files
 from appliance.policy.hardware import Step
 from appliance.policy.ladder import Ladder, Place, Rung
+from appliance.policy.reconcile import Seen, UnitState
 from appliance.policy.restart import Death, GpuStep, Record
 
 LOADS_KEPT = 128
@@ -20,7 +22,7 @@ LOADS_KEPT = 128
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Records by instance; load times in seconds by digest, the newest last."""
+    """Records by instance; load times in seconds by `load_key`, the newest last."""
 
     records: Mapping[str, Record] = field(default_factory=dict)
     loads: Mapping[str, float] = field(default_factory=dict)
@@ -29,10 +31,27 @@ class Ledger:
         """The ledger with other records; empty ones are left out."""
         return Ledger({name: record for name, record in records.items() if record != Record()}, self.loads)
 
-    def with_load(self, digest: str, load_s: float) -> Ledger:
+    def load_times(self, digests: Mapping[str, str], seen: Mapping[str, Seen]) -> dict[str, float]:
+        """How long the present or the next start of each instance takes, where that is known."""
+        found = {}
+        for instance, digest in digests.items():
+            now = seen.get(instance, Seen())
+            again = now.unit is UnitState.OVER or (now.unit is UnitState.STARTING and names.is_again(now.run))
+            usual = self.loads.get(digest)
+            load_s = self.loads.get(load_key(digest, again=True), usual) if again else usual
+            if load_s is not None:
+                found[instance] = load_s
+        return found
+
+    def with_load(self, key: str, load_s: float) -> Ledger:
         """The ledger after a start was seen to its end."""
-        loads = {key: value for key, value in self.loads.items() if key != digest} | {digest: round(load_s, 1)}
+        loads = {known: value for known, value in self.loads.items() if known != key} | {key: round(load_s, 1)}
         return Ledger(self.records, dict(list(loads.items())[-LOADS_KEPT:]))
+
+
+def load_key(digest: str, *, again: bool) -> str:
+    """Under what the load time of a configuration is kept; a start `again` in its unit is another thing."""
+    return f"{digest}.again" if again else digest
 
 
 def read(path: str) -> Ledger:

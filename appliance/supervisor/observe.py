@@ -18,15 +18,19 @@ from appliance.errors import ApplianceError
 from appliance.host import files, modelstore, systemd
 from appliance.host.places import Places
 from appliance.policy import planerror
-from appliance.policy.failure import Exit, Verdict
+from appliance.policy.failure import EXITED, Exit, Verdict
 from appliance.policy.ladder import Facts, Place
 from appliance.policy.planerror import PlanError
-from appliance.policy.reconcile import ANY_GPU, Desired, Readiness, Seen, UnitState, share
+from appliance.policy.reconcile import ANY_GPU, ENDED, Desired, Readiness, Seen, UnitState, share
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.units.render import engine_digest
 
+from . import ledger as ledgers
+
 SHOW_DEADLINE_S = 10.0
+ENDING_S = 5.0  # from its verdict on a launcher ends at once, or waits
 _PATTERN = "llm-engine@*.service"
+_BEFORE_SERVICE = ("starting", "loading", "compiling", "warming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Observation:
     seen: Mapping[str, Seen]
     holds: Mapping[str, tuple[str, str]]
     readiness: Readiness
-    loads: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # instance -> (digest, seconds)
+    loads: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # instance -> (`load_key`, seconds)
     groups: Mapping[str, str] = field(default_factory=dict)  # instance -> control group
     plan_errors: tuple[PlanError, ...] = ()  # what the last starts showed of their plans
     runtime_failed: bool = False
@@ -64,7 +68,7 @@ async def observe(config: Config | None, desired: Sequence[Desired], places: Pla
     """Look once; blocks up to SHOW_DEADLINE_S when systemd is not well."""
     asked = [names.RUNTIME_UNIT, _PATTERN, *(names.engine_unit(d.instance) for d in desired)]
     units: dict[str, systemd.Unit] = {}
-    fault = ""
+    fault, asked_at = "", clock.wall()
     try:
         units = await systemd.ask_async(systemd.show(asked), SHOW_DEADLINE_S)
     except ApplianceError as error:
@@ -79,8 +83,11 @@ async def observe(config: Config | None, desired: Sequence[Desired], places: Pla
         state = files.read_json(names.engine_state(instance, places.run)) or {}
         verdict = files.read_json(names.engine_verdict(instance, places.run)) or {}
         facts = _facts(instance, state, desired)
-        seen[instance] = seen_of(unit, state, verdict, facts, now=now, monotonic=monotonic)
         groups[instance] = unit.control_group
+        if _is_torn(unit, state, asked_at, now):
+            seen[instance] = Seen()
+            continue
+        seen[instance] = seen_of(unit, state, verdict, facts, now=now, monotonic=monotonic)
         if (taught := planerror.of_start(state)) is not None:
             errors.append(taught)
         load = _load(state)
@@ -107,6 +114,21 @@ def unit_state(unit: systemd.Unit) -> UnitState:
     return UnitState.UNKNOWN
 
 
+def run_of(unit: systemd.Unit, state: Mapping[str, object]) -> str:
+    """The name of a unit's last or present run of vLLM; a launcher that has not spoken yet is at its first one."""
+    again = state.get("again")
+    own = bool(unit.invocation) and state.get("unit") == unit.invocation
+    return names.run_name(unit.invocation, again if own and isinstance(again, int) else 0)
+
+
+def _is_torn(unit: systemd.Unit, state: Mapping[str, object], asked_at: float, now: float) -> bool:
+    """Whether the launcher's file is of a run of the unit that began after systemd was asked: then the two do not
+    tell of one thing."""
+    started = state.get("started")
+    other = bool(state.get("unit")) and state.get("unit") != unit.invocation
+    return other and isinstance(started, (int, float)) and asked_at <= started <= now
+
+
 def seen_of(
     unit: systemd.Unit,
     state: Mapping[str, object],
@@ -117,19 +139,24 @@ def seen_of(
     monotonic: float,
 ) -> Seen:
     """One unit with what its launcher wrote, as policies see it."""
-    kind = unit_state(unit)
+    kind = _kind(unit, state)
     age_s = max(monotonic - unit.since, 0.0) if unit.since is not None else 0.0
     at = verdict.get("at")
     written = float(at) if isinstance(at, (int, float)) else None
     digest, phase, message = state.get("digest"), str(state.get("phase") or ""), str(state.get("message") or "")
+    end, left_s = Exit(unit.result, unit.exit_code, unit.exit_status), 0.0
+    if kind is UnitState.OVER:
+        age_s = max(now - written, 0.0) if written is not None else 0.0
+        end = Exit("exit-code", EXITED, names.LAUNCHER_ENGINE_DIED)  # what it says if nobody says anything to it
+        left_s = float(str(state["awaits"])) - now
     if kind is UnitState.STARTING and phase in ("stopping", "exited"):
         phase, message = "starting", ""  # the last run's last word: the launcher of this one has not spoken yet
     return Seen(
         unit=kind,
-        run=unit.invocation or ("masked" if unit.load == "masked" else ""),
+        run=run_of(unit, state) or ("masked" if unit.load == "masked" else ""),
         skipped=kind is UnitState.DOWN and unit.condition is False,
         age_s=age_s,
-        end=Exit(unit.result, unit.exit_code, unit.exit_status),
+        end=end,
         verdict=_verdict(verdict) if _belongs(unit, kind, state, verdict, written, now - monotonic) else None,
         verdict_start=str(verdict.get("start") or ""),
         verdict_at=written,
@@ -138,7 +165,24 @@ def seen_of(
         digest=digest if isinstance(digest, str) and digest else UNKNOWN,
         ready=float(ready) if isinstance(ready := state.get("ready"), (int, float)) else UNKNOWN,
         facts=facts,
+        left_s=left_s,
+        ending=kind is UnitState.UP and _tells_of(verdict, state) and (written or 0.0) > now - ENDING_S,
     )
+
+
+def _kind(unit: systemd.Unit, state: Mapping[str, object]) -> UnitState:
+    """What a unit is. Between two runs of vLLM within it, systemd goes on saying `active`."""
+    kind, phase = unit_state(unit), state.get("phase")
+    if kind is not UnitState.UP or not unit.invocation or state.get("unit") != unit.invocation:
+        return kind
+    if phase == "exited" and isinstance(state.get("awaits"), (int, float)):
+        return UnitState.OVER
+    return UnitState.STARTING if state.get("again") and phase in _BEFORE_SERVICE else kind
+
+
+def _tells_of(verdict: Mapping[str, object], state: Mapping[str, object]) -> bool:
+    """Whether a verdict is that of the run which the launcher's state is about."""
+    return bool(state.get("start")) and verdict.get("start") == state.get("start")
 
 
 def _facts(instance: str, state: Mapping[str, object], desired: Sequence[Desired]) -> Facts:
@@ -169,6 +213,8 @@ def _belongs(
     """
     if not verdict or verdict.get("start") == unit.invocation:
         return bool(verdict)
+    if kind is UnitState.OVER or (kind in ENDED and unit.invocation and state.get("unit") == unit.invocation):
+        return _tells_of(verdict, state)  # a unit may have seen several runs
     if kind in (UnitState.STARTING, UnitState.UP):
         # A launcher writes its verdict a moment before it ends: then it is the present run's, which has not ended yet.
         return verdict.get("start") != state.get("start")
@@ -186,11 +232,11 @@ def _whole(value: object) -> Maybe[int]:
 
 
 def _load(state: Mapping[str, object]) -> tuple[str, float] | None:
-    """Digest and seconds of a start that was seen to its end."""
+    """Digest and seconds of a start that was seen to its end; one within a unit that ran already has its own."""
     digest, started, ready = state.get("digest"), state.get("started"), state.get("ready")
     if not isinstance(digest, str) or not isinstance(started, (int, float)) or not isinstance(ready, (int, float)):
         return None
-    return (digest, ready - started) if ready > started else None
+    return (ledgers.load_key(digest, again=bool(state.get("again"))), ready - started) if ready > started else None
 
 
 def read_holds(places: Places) -> dict[str, tuple[str, str]]:

@@ -30,7 +30,7 @@ from appliance.wire.incident import Incident
 
 from . import sources, story
 from .act import Refusal
-from .observe import unit_state
+from .observe import run_of, unit_state
 
 if TYPE_CHECKING:
     from .daemon import Daemon
@@ -119,7 +119,7 @@ class Recovery:
             self.case = replace(self.case, pids=tuple(sorted({*self.case.pids, *(one.pid for one in left)})))
         state = unit_state(unit) if unit is not None else UnitState.UNKNOWN
         return Look(
-            run=unit.invocation if unit is not None else "",
+            run=self._run(unit) if unit is not None else "",
             known=unit is not None and state is not UnitState.UNKNOWN,
             running=state in RUNNING or state is UnitState.STOPPING,
             net=state is UnitState.NET,
@@ -129,6 +129,12 @@ class Recovery:
             asked_s=None if self._asked is None else now - self._asked,
             empty_s=None if self._empty is None else now - self._empty,
         )
+
+    def _run(self, unit: systemd.Unit) -> str:
+        """The run that the unit is at; a launcher's file that cannot be read changes nothing."""
+        state = files.read_json(names.engine_state(self._instance, self._daemon.places.run))
+        own = names.invocation_of(self.case.run) == unit.invocation
+        return self.case.run if state is None and own else run_of(unit, state or {})
 
     def _left(self, unit: systemd.Unit | None) -> Maybe[tuple[Left, ...]]:
         """What lives in the group that the run had; a group that is gone with its unit is empty."""

@@ -13,6 +13,7 @@ from appliance import names
 from appliance.host import files
 from appliance.host.places import Places
 from appliance.policy.ladder import Ladder
+from appliance.policy.reconcile import Seen, UnitState
 from appliance.policy.restart import Record
 
 
@@ -26,6 +27,17 @@ def write(places: Places, records: Mapping[str, Record]) -> None:
             continue
         directory.mkdir(parents=True, exist_ok=True)
         files.replace_json(path, wanted)
+
+
+def laid(places: Places, seen: Mapping[str, Seen]) -> frozenset[str]:
+    """Of those whose launcher waits, the ones whose unit was given, at its start, the file that is written here now."""
+    directory = places.under_state(names.RUNGS)
+    return frozenset(
+        instance
+        for instance, now in seen.items()
+        if now.unit is UnitState.OVER
+        and files.read_json(f"{directory}/{instance}.json") == files.read_json(names.engine_rung(instance, places.run))
+    )
 
 
 def _content(ladder: Ladder) -> dict[str, object]:

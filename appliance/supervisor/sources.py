@@ -151,7 +151,7 @@ async def _lines(subject: Subject) -> Found:
     except Missing as missing:
         why = str(missing)
     unit = f"--unit={names.engine_unit(subject.engine)}"
-    match = [f"_SYSTEMD_INVOCATION_ID={subject.run}"] if subject.run else [unit]
+    match = [f"_SYSTEMD_INVOCATION_ID={names.invocation_of(subject.run)}"] if subject.run else [unit]
     argv = (*JOURNAL, f"--lines={KEPT_LINES}", *match)
     try:
         text = (await command.output_of(argv, JOURNAL_S, LOG_BYTES)).decode(errors="replace")

@@ -9,6 +9,7 @@ Nothing is judged here. A source that fails tells so in a sample; one that is sl
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from .processes import Processes
 from .ring import Ring
 
 UNSETTLED_S = 15.0  # a driver may be slow for a while before anybody is told
+VERDICT_S = 0.2  # between two looks whether a launcher has told an end
 MOST_LINES, LINE_BYTES = 2000, 1 << 20  # a firewall that logs into the kernel's log must not drive out the rest
 
 
@@ -81,17 +83,20 @@ class Watched:
 
 
 class Telemetry:
-    """Takes samples while `running`; `follow` says of which engines. GPUs are shown in a file for others."""
+    """Takes samples while `running`; `follow` says of which engines. GPUs are shown in a file for others; `ended` is
+    called when a launcher has told how a run ended."""
 
     def __init__(
         self,
         places: Places,
         interval: Callable[[], float],
         *,
+        ended: Callable[[], None] = lambda: None,
         nvml: Callable[[Callable[[Nvml], None]], NvmlWatch] = NvmlWatch,
     ) -> None:
         self._places = places
         self._interval = interval
+        self._ended = ended
         self._nvml = nvml(self._read_nvml)
         self._host = Ring()
         self._lines = Ring(most=MOST_LINES, most_bytes=LINE_BYTES)
@@ -112,6 +117,7 @@ class Telemetry:
             "kernel log": self._log.run(),
             "loop": self._watch_the_loop(),
             "ledger": self.repeat(self.ask_gateway),
+            "verdicts": self._watch_verdicts(),
         }
         self._tasks = {what: asyncio.ensure_future(work) for what, work in works.items()}
         try:
@@ -194,6 +200,17 @@ class Telemetry:
             if self.late_s > interval:
                 self._host.add(Lag(t=now, late_s=round(self.late_s, 3)), now)
 
+    async def _watch_verdicts(self) -> None:
+        """An end is acted on when it is told, not at the next look's turn."""
+        known: dict[str, int] = {}
+        while True:
+            for instance in self._engines:
+                written = _written(names.engine_verdict(instance, self._places.run))
+                if known.setdefault(instance, written) != written:
+                    known[instance] = written
+                    self._ended()
+            await asyncio.sleep(VERDICT_S)
+
     def _read_nvml(self, reading: Nvml) -> None:
         now = clock.monotonic()
         self.nvml = reading
@@ -204,3 +221,11 @@ class Telemetry:
 
     def _read_line(self, line: Line) -> None:
         self._lines.add(line, clock.monotonic())
+
+
+def _written(path: str) -> int:
+    """When a file was written last; 0 where there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

@@ -42,10 +42,15 @@ FAKE_VLLM = "{script}"
 
 
 class LiveStage(Stage):
-    """One engine `chat`; `home` has a short name, for sockets' sake."""
+    """One engine `chat`; `home` has a short name, for sockets' sake. With a `standby` its launchers may go on after a
+    crash, for so many seconds."""
 
-    def __init__(self, home: Path, script: str = "tp=2", keys: str = "", env: str = "") -> None:
+    def __init__(
+        self, home: Path, script: str = "tp=2", keys: str = "", env: str = "", standby: float | None = None
+    ) -> None:
         self.home = home
+        self._limits = LIMITS if standby is None else LIMITS | {"word": standby}
+        self._standby = "" if standby is None else str(home / "standby")
         self.text_of_config = CONFIG.format(home=home, script=script, keys=keys, env=env)
         super().__init__(home, self.text_of_config)
         self._bin = home / "bin"
@@ -115,6 +120,11 @@ class LiveStage(Stage):
             self._launcher.wait(LIMIT)
 
     @property
+    def state_of_engine(self) -> dict[str, Any]:
+        """What the launcher says of itself."""
+        return self._read("state.json")
+
+    @property
     def _phase(self) -> object:
         return self._read("state.json").get("phase")
 
@@ -142,10 +152,11 @@ class LiveStage(Stage):
             status = self._launcher.poll()
             if status is not None and len(living) == 0:
                 self._launcher = None
-                self._report(status)
+                if seen["InvocationID"] == self._launched:
+                    self._report(status)
                 return
-            if status is None and seen["ActiveState"] == "inactive":
-                self._launcher.terminate()
+            if status is None and (seen["ActiveState"] == "inactive" or seen["InvocationID"] != self._launched):
+                self._launcher.terminate()  # a stop, or the first half of a restart
             if status is None and self._phase == "serving" and seen["ActiveState"] == "activating":
                 self.systemd.set(unit(), ActiveState="active", SubState="running")
         elif seen["SubState"] == "start" and seen["InvocationID"] != self._launched:
@@ -155,9 +166,10 @@ class LiveStage(Stage):
     def _launch(self) -> None:
         (self.run / "engines/chat/state.json").unlink(missing_ok=True)
         environment = {key: value for key, value in self.environment.items() if key != "NOTIFY_SOCKET"}
+        environment["INVOCATION_ID"] = self._launched
         with open(self.home / "output", "ab") as output:
             self._launcher = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, repr(LIMITS), "chat", "--config", str(self.config),
+                [sys.executable, "-c", PROGRAM, repr(self._limits), self._standby, "chat", "--config", str(self.config),
                  "--run", str(self.run), "--cache", str(self.home / "cache"),
                  "--runtime", str(self.state / "runtimes/current")],
                 cwd=ROOT, env=environment, stdout=output, stderr=output,
@@ -176,7 +188,7 @@ class LiveStage(Stage):
 
 
 @contextmanager
-def live(script: str = "tp=2", **more: str) -> Iterator[LiveStage]:
+def live(script: str = "tp=2", **more: Any) -> Iterator[LiveStage]:
     """A stage that leaves no process and no file behind."""
     home = Path(tempfile.mkdtemp(prefix="live-"))
     stage = LiveStage(home, script, **more)

@@ -17,7 +17,7 @@ from appliance.host import files
 from appliance.host.places import Places
 from appliance.samples import Cgroup, Health, Lag, Ledger, Metrics, Milestone, Nvml, Sample
 from appliance.supervisor.nvmlwatch import NvmlWatch
-from appliance.supervisor.telemetry import Telemetry
+from appliance.supervisor.telemetry import VERDICT_S, Telemetry
 from tests.support.fakenvml import TWO_GPUS, FakeNvml
 from tests.support.gatewayprocess import FakeEngine
 
@@ -37,9 +37,11 @@ class Stage:
         self.engine = FakeEngine(uds=self.run / "engines/chat/vllm.sock")
         self.nvml = FakeNvml(directory)
         self.interval = INTERVAL
+        self.ends: list[float] = []
         self.telemetry = Telemetry(
             self.places,
             lambda: self.interval,
+            ended=lambda: self.ends.append(clock.monotonic()),
             nvml=lambda tell: NvmlWatch(tell, environment=self.nvml.environment),
         )
         self.says("serving")
@@ -111,6 +113,23 @@ def test_a_source_that_fails_says_so_and_holds_up_no_other(stage: Stage) -> None
             stage.engine.down()
             (stage.run / "engines/chat/vllm.sock").touch()
             await stage.until("nobody listens", lambda seen: of(seen, Metrics)[-1].error == "connection refused")
+
+    asyncio.run(story())
+
+
+def test_an_end_is_news_when_its_launcher_tells_it(stage: Stage) -> None:
+    verdict = names.engine_verdict("chat", str(stage.run))
+
+    async def story() -> None:
+        stage.interval = 1000.0
+        files.replace_json(verdict, {"start": "before"})
+        async with stage.telemetry.running():
+            stage.telemetry.follow({"chat": GROUP})
+            await stage.until("it is watched", lambda seen: of(seen, Milestone))
+            await asyncio.sleep(2 * VERDICT_S)  # nothing is to come of an older end: there is no condition to wait for
+            assert stage.ends == []
+            files.replace_json(verdict, {"start": "s"})
+            await stage.until("its end", lambda seen: stage.ends)
 
     asyncio.run(story())
 

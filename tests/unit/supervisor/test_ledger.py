@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from appliance.policy.ladder import Ladder, Place, Rung
+from appliance.policy.reconcile import Seen, UnitState
 from appliance.policy.restart import Death, GpuStep, Record
 from appliance.supervisor import ledger
 from appliance.supervisor.ledger import LOADS_KEPT, Ledger
@@ -69,3 +70,20 @@ def test_only_the_newest_load_times_are_kept() -> None:
     assert len(made.loads) == LOADS_KEPT
     assert "d0" not in made.loads
     assert list(made.loads)[-1] == "d50"
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (Seen(UnitState.UP, "r1.1"), 26.0),  # should it be restarted as a whole
+        (Seen(UnitState.STARTING, "r1"), 26.0),
+        (Seen(UnitState.STARTING, "r1.1"), 8.0),
+        (Seen(UnitState.OVER, "r1"), 8.0),
+        (Seen(), 26.0),
+    ],
+)
+def test_a_start_within_a_unit_has_a_load_time_of_its_own(seen: Seen, expected: float) -> None:
+    usual = Ledger().with_load("d1", 26.0)
+    both = usual.with_load(ledger.load_key("d1", again=True), 8.0)
+    assert both.load_times({"chat": "d1", "embed": "d2"}, {"chat": seen}) == {"chat": expected}
+    assert usual.load_times({"chat": "d1"}, {"chat": seen}) == {"chat": 26.0}

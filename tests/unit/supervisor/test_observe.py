@@ -8,6 +8,8 @@ from appliance.config.model import Config, Engine, Runtime
 from appliance.host import files
 from appliance.host.places import Places
 from appliance.host.systemd import Unit
+from appliance.names import LAUNCHER_ENGINE_DIED
+from appliance.policy.failure import EXITED, Exit
 from appliance.policy.ladder import Facts
 from appliance.policy.reconcile import ANY_GPU, UnitState
 from appliance.quantity import UNKNOWN
@@ -80,6 +82,59 @@ def test_a_verdict_of_the_present_run_is_of_no_run_that_ended() -> None:
     assert look(unit("active", started=400.0), {"start": VERDICT["start"]}, VERDICT).verdict is None
     assert look(unit("active", started=400.0), {"start": "another"}, VERDICT).verdict is not None
     assert look(unit("failed", started=400.0), {"start": VERDICT["start"]}, VERDICT).verdict is not None
+
+
+def own(phase: str, again: int = 1, **more: object) -> dict[str, object]:
+    return {"unit": "u1", "start": "s2", "phase": phase, "again": again, "awaits": None, **more}
+
+
+ACTIVE = unit("active", "running", invocation="u1", started=100.0, since=130.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "state", "kind", "run"),
+    [
+        (ACTIVE, own("serving", 0), UnitState.UP, "u1"),
+        (ACTIVE, own("serving"), UnitState.UP, "u1.1"),
+        (ACTIVE, own("loading"), UnitState.STARTING, "u1.1"),
+        (ACTIVE, own("warming", 7), UnitState.STARTING, "u1.7"),
+        (ACTIVE, own("exited", awaits=WALL + 8), UnitState.OVER, "u1.1"),
+        (ACTIVE, own("exited", awaits=WALL - 8), UnitState.OVER, "u1.1"),  # it stands still
+        (ACTIVE, own("exited"), UnitState.UP, "u1.1"),  # a moment before its end
+        (ACTIVE, own("exited", awaits=WALL + 8) | {"unit": "u0"}, UnitState.UP, "u1"),  # an older unit's last word
+        (ACTIVE, own("loading", 0), UnitState.UP, "u1"),  # its state could not be written when it began to serve
+        (ACTIVE, {}, UnitState.UP, "u1"),
+        (unit("active", job=True, invocation="u1"), own("exited", awaits=WALL), UnitState.STOPPING, "u1.1"),
+        (unit("activating", "auto-restart", invocation="u1"), own("exited", awaits=WALL), UnitState.NET, "u1.1"),
+        (unit("activating", "start", invocation="u2"), own("exited", awaits=WALL), UnitState.STARTING, "u2"),
+        (unit("failed", invocation="u1"), own("serving"), UnitState.FAILED, "u1.1"),
+    ],
+)
+def test_runs_within_a_unit(shown: Unit, state: dict[str, object], kind: UnitState, run: str) -> None:
+    seen = look(shown, state)
+    assert (seen.unit, seen.run) == (kind, run)
+
+
+def test_an_end_within_a_unit_is_told_by_its_launcher() -> None:
+    verdict = VERDICT | {"start": "s2", "at": WALL - 3}
+    seen = look(ACTIVE, own("exited", awaits=WALL + 8), verdict)
+    assert (seen.age_s, seen.left_s, seen.end) == (3.0, 8.0, Exit("exit-code", EXITED, LAUNCHER_ENGINE_DIED))
+    assert seen.verdict is not None and seen.verdict.cause == "worker-died"
+    assert look(ACTIVE, own("exited", awaits=WALL + 8), VERDICT).verdict is None  # of the run before
+    killed = unit("failed", result="signal", invocation="u1", started=100.0)
+    assert look(killed, own("serving"), VERDICT).verdict is None  # the launcher was, in its second run
+    assert look(killed, own("exited"), verdict).verdict is not None
+    assert look(ACTIVE, own("loading"), VERDICT).verdict is not None  # of a run that runs, the one before
+
+
+def test_a_launcher_that_has_told_an_end_is_about_to_end() -> None:
+    told = VERDICT | {"start": "s2", "at": WALL - 1}
+    assert look(ACTIVE, own("serving"), told).ending
+    assert look(ACTIVE, own("exited"), told).ending
+    assert not look(ACTIVE, own("exited"), told | {"at": WALL - 60}).ending  # it stands still
+    assert not look(ACTIVE, own("exited", awaits=WALL + 8), told).ending
+    assert not look(ACTIVE, own("serving"), VERDICT).ending
+    assert not look(ACTIVE, {}, {"at": WALL}).ending
 
 
 def test_missing_readings_are_unknown() -> None:

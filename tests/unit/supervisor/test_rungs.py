@@ -6,6 +6,7 @@ from appliance.engine import rung
 from appliance.host import files
 from appliance.host.places import Places
 from appliance.policy.ladder import Ladder, Place, Rung
+from appliance.policy.reconcile import Seen, UnitState
 from appliance.policy.restart import Record
 from appliance.supervisor import rungs
 
@@ -45,3 +46,17 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     before = (tmp_path / "supervisor/rungs/chat.json").stat().st_ino
     rungs.write(places, {"chat": Record(ladder=LADDER)})
     assert (tmp_path / "supervisor/rungs/chat.json").stat().st_ino == before
+
+
+def test_what_a_unit_was_given_at_its_start_is_compared_with_what_is_wanted_now(tmp_path: Path) -> None:
+    places = Places(run=str(tmp_path / "run"), state=str(tmp_path))
+    seen = {"chat": Seen(UnitState.OVER), "embed": Seen(UnitState.OVER), "up": Seen(UnitState.UP)}
+    copy = tmp_path / "run/engines/chat/rung.json"
+    copy.parent.mkdir(parents=True)
+    assert rungs.laid(places, seen) == {"chat", "embed"}  # nothing is changed about either
+    rungs.write(places, {"chat": Record(ladder=LADDER)})
+    assert rungs.laid(places, seen) == {"embed"}
+    copy.write_bytes((tmp_path / "supervisor/rungs/chat.json").read_bytes())
+    assert rungs.laid(places, seen) == {"chat", "embed"}
+    rungs.write(places, {"chat": Record(ladder=Ladder(PLACE))})
+    assert rungs.laid(places, seen) == {"embed"}
