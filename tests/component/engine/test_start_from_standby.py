@@ -13,7 +13,7 @@ import pytest
 
 from appliance import names
 from appliance.host.proc import read_process
-from tests.support.enginestage import LIMIT, Stage, alive, staged
+from tests.support.enginestage import LIMIT, Stage, alive, ask, staged
 from tests.support.waiting import wait_until
 
 INSTEAD = "started without the standby"
@@ -71,6 +71,26 @@ def test_what_a_killed_vllm_leaves_is_ended_and_the_standby_with_its_launcher(st
     assert stage.ended() == names.LAUNCHER_ENGINE_DIED
     assert stage.read("verdict.json")["signal"] == signal.SIGKILL
     assert not any(map(alive, [own, *pids.values()]))
+
+
+def test_the_next_run_in_the_unit_is_forked_from_the_same_standby(stage: Stage) -> None:
+    count = stage.home / "imports"
+    stage.configure(env=stage.import_modules(f"open({str(count)!r}, 'a').write('x')"))
+    stage.start(word=LIMIT)
+    before = stage.until("serving")
+    own = standby(stage)
+    os.kill(before["pid"], signal.SIGKILL)
+    stage.until("exited")
+    assert not alive(stage.pids()["core"]) and alive(own)
+    assert ask(stage, {"verb": "again", "start": before["start"]})[1]["ok"]
+    after = stage.until("serving")
+    process = read_process(after["pid"])
+    assert process is not None and stage.process is not None
+    assert (process.parent, process.comm, after["again"]) == (stage.process.pid, "vllm", 1)
+    assert (standby(stage), count.read_text()) == (own, "x")
+    assert INSTEAD not in stage.output
+    stage.process.terminate()
+    assert stage.ended() == 0
 
 
 def test_a_stop_during_the_imports_is_obeyed_at_once(stage: Stage) -> None:
