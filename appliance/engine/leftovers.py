@@ -35,10 +35,10 @@ def clear_shared_memory(directory: str = SHARED_MEMORY, *, proc: str = "/proc") 
         candidates = [entry for entry in os.scandir(directory) if _abandonable(entry)]
     except OSError:
         return 0
-    mapped = _mapped(directory, proc) if candidates else set()
+    mapped = _mapped(proc) if candidates else set()
     removed = 0
     for entry in candidates:
-        if entry.path not in mapped:
+        if _identity(entry.stat(follow_symlinks=False)) not in mapped:
             try:
                 os.unlink(entry.path)
                 removed += 1
@@ -56,9 +56,14 @@ def _abandonable(entry: os.DirEntry[str]) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and old and bool(_OURS.match(entry.name))
 
 
-def _mapped(directory: str, proc: str) -> set[str]:
-    """Paths below `directory` that a process of this user has mapped."""
-    found: set[str] = set()
+def _identity(status: os.stat_result) -> tuple[str, int]:
+    """A file as /proc/PID/maps names it. Not its path: a semaphore is mapped under another name, then linked."""
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}", status.st_ino
+
+
+def _mapped(proc: str) -> set[tuple[str, int]]:
+    """All files that a process of this user has mapped."""
+    found: set[tuple[str, int]] = set()
     for entry in os.scandir(proc):
         if not entry.name.isdigit():
             continue
@@ -66,7 +71,9 @@ def _mapped(directory: str, proc: str) -> set[str]:
             maps = Path(entry.path, "maps").read_text(errors="replace")
         except OSError:
             continue
-        found |= {line[line.index(directory) :] for line in maps.splitlines() if f" {directory}/" in line}
+        for line in maps.splitlines():
+            _, _, _, device, inode, *_ = line.split(maxsplit=5)
+            found.add((device, int(inode)))
     return found
 
 

@@ -6,6 +6,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from appliance.engine.leftovers import clear_shared_memory, clear_sockets
 
 
@@ -27,12 +29,18 @@ def test_abandoned_segments_go_and_nothing_else(tmp_path: Path) -> None:
     assert all(path.exists() for path in (*stays, tmp_path / "psm_directory", tmp_path / "psm_link"))
 
 
-def test_a_segment_that_somebody_has_mapped_stays(tmp_path: Path) -> None:
-    path = segment(tmp_path, "psm_used")
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4096):
-        os.utime(path, (1, 1))
-        assert clear_shared_memory(str(tmp_path)) == 0
-    assert clear_shared_memory(str(tmp_path)) == 1
+@pytest.mark.parametrize("linked", [False, True], ids=["by its name", "as a semaphore, which gets its name afterwards"])
+def test_a_segment_that_somebody_has_mapped_stays(linked: bool) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        path = segment(Path(shared), "7cXq2b" if linked else "psm_used")
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+            if linked:  # as glibc's sem_open does
+                os.link(path, f"{shared}/sem.mp-used")
+                path.unlink()
+                path = Path(shared, "sem.mp-used")
+            os.utime(path, (1, 1))
+            assert clear_shared_memory(shared) == 0 and path.exists()
+        assert clear_shared_memory(shared) == 1
 
 
 def test_a_place_that_is_not_there() -> None:
