@@ -127,11 +127,28 @@ def applied(settings: str) -> Act:
 def stand_still(appliance: Appliance) -> object:
     """The engine is started again, and its core is stopped as soon as it is there."""
     before = appliance.engine()["start"]
-    appliance.box.sh(f"systemctl restart --no-block {UNIT}")
+    restarted(appliance)
     wait_until(lambda: appliance.engine().get("start") not in (None, before), 60, "another start", pause=0.1)
     core = NAMES["EngineCore"]
     wait_until(lambda: any(name.startswith(core) for name in appliance.processes(UNIT)), 120, "its core", pause=0.1)
     return signal_to("STOP", "EngineCore")(appliance)
+
+
+def restarted(appliance: Appliance) -> object:
+    """The unit is restarted, as an operator does it."""
+    return appliance.box.sh(f"systemctl restart --no-block {UNIT}")
+
+
+def seconds_away(appliance: Appliance, act: Act) -> float:
+    """From the act to the first token of the next run of vLLM."""
+    before, began = appliance.engine()["start"], clock()
+    act(appliance)
+
+    def ready() -> float | None:
+        state = appliance.engine()
+        return state.get("ready") if state.get("start") != before else None
+
+    return float(wait_until(ready, 300, "another run of vLLM serves", pause=0.2) or 0.0) - began
 
 
 def fill(appliance: Appliance) -> object:

@@ -15,6 +15,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import pytest
 
@@ -33,6 +34,8 @@ from tests.support.faults import (
     fill,
     is_held,
     next_end,
+    restarted,
+    seconds_away,
     settle,
     signal_to,
     stand_still,
@@ -116,6 +119,7 @@ HELD = (  # it will not get better by itself
 TOGETHER = "kill -9 of two engines at once"
 FROZEN = "SIGSTOP of the supervisor"
 STRUCK = "SIGSTOP of all, launcher included; kill -9 of the supervisor at each step of the recovery"
+SERVED = 10.0  # seconds, more than the backoff is after three deaths: a crash that comes later is no loop
 ROWS = (*(fault.name for fault in (*MENDED, *HELD)), TOGETHER, FROZEN, STRUCK)
 
 
@@ -128,6 +132,24 @@ def table() -> Iterator[Table]:
 
 def by_name(fault: Fault) -> str:
     return fault.name.replace(" ", "-")
+
+
+@pytest.mark.timeout(1200)
+def test_a_crash_is_over_sooner_than_a_plain_restart(appliance: Appliance) -> None:
+    """In at most 60 % of the time to the first token: the standby has vLLM's modules, and its unit goes on."""
+    settle(appliance, SHORT)
+    crashes, restarts = [], []
+    for _ in range(3):
+        wait_until(lambda: clock() - appliance.engine()["ready"] > SERVED, 60, "no pause is due", pause=0.5)
+        crashes.append(seconds_away(appliance, signal_to("KILL", "EngineCore")))
+        restarts.append(seconds_away(appliance, restarted))
+    settle(appliance, f"{SHORT}{BUILTIN}standby = false\n")
+    alone = [seconds_away(appliance, restarted) for _ in range(3)]
+    told = {"kill -9 of EngineCore": crashes, "systemctl restart": restarts, "without a standby": alone}
+    lines = [f"{what}: " + ", ".join(f"{took:.1f}" for took in all_of) + " s" for what, all_of in told.items()]
+    print("\nto the first token after", *lines, sep="\n", file=sys.__stdout__, flush=True)
+    assert median(crashes) <= 0.6 * median(restarts), lines
+    assert median(restarts) < 0.8 * median(alone), lines
 
 
 @pytest.mark.timeout(900)
