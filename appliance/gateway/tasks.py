@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any
 
 from appliance import clock
@@ -53,11 +54,17 @@ class Tasks:
 @types.coroutine
 def _rest(work: Coroutine[Any, Any, None], awaited: object) -> Generator[Any, Any, None]:
     """What is left of a coroutine that waits for something."""
-    try:
-        yield awaited
-    except BaseException as error:
-        yield work.throw(error)
-    yield from work
+    while True:
+        try:
+            yield awaited
+        except BaseException as error:
+            step = partial(work.throw, error)
+        else:
+            step = partial(work.send, None)
+        try:
+            awaited = step()
+        except StopIteration:
+            return
 
 
 async def until(condition: Callable[[], bool], seconds: float) -> None:

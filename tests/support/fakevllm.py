@@ -36,8 +36,10 @@ CORE = """
 import os, signal, subprocess, sys, time
 if "stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ranks = int(sys.argv[1])
-rank = [sys.executable, "-c", "import time\\ndef waits_for_its_peers(): time.sleep(600)\\nwaits_for_its_peers()"]
-workers = [subprocess.Popen(rank if ranks > 1 else ["sleep", "600"]) for _ in range(ranks)]
+waits = "def waits_for_its_peers():\\n print(flush=True)\\n time.sleep(600)"
+rank = [sys.executable, "-c", f"import time\\n{waits}\\nwaits_for_its_peers()"] if ranks > 1 else ["sleep", "600"]
+workers = [subprocess.Popen(rank, stdout=subprocess.PIPE) for _ in range(ranks)]
+if ranks > 1: [worker.stdout.readline() for worker in workers]
 def turns_in_its_loop():
     print(os.getpid(), *(worker.pid for worker in workers), flush=True)
     time.sleep(600)

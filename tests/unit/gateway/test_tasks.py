@@ -58,6 +58,35 @@ def test_a_failure_is_reported_wherever_it_comes(waits: bool) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_failure_of_what_it_waits_for_is_its_own_to_bear(first: bool) -> None:
+    """Of the first that it waits for, and of a later one."""
+
+    async def play() -> None:
+        reports: list[str] = []
+        steps: list[str] = []
+        gates = [asyncio.get_running_loop().create_future() for _ in range(2)]
+
+        async def work() -> None:
+            for gate in gates:
+                try:
+                    steps.append(await gate)
+                except ValueError as error:
+                    steps.append(str(error))
+                    if first:
+                        return
+
+        tasks = await played(work(), reports)
+        gates[not first].set_exception(ValueError("broken"))
+        gates[first].set_result("done")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (steps, reports) == (["broken"] if first else ["done", "broken"], [])
+        await tasks.close()
+
+    asyncio.run(play())
+
+
 def test_it_is_ended_with_the_others() -> None:
     async def play() -> None:
         ended: list[str] = []
