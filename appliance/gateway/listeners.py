@@ -167,7 +167,7 @@ class Listener:
             self._troubled = False
             self._accepted += 1
             connection.setblocking(False)
-            self._tasks.start_now(self._connect(connection), "accept")
+            self._tasks.start(self._connect(connection), "accept")
 
     def _resume(self) -> None:
         if self.socket.fileno() >= 0 and not self._stopped:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import Callable, Coroutine, Generator
-from functools import partial
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from appliance import clock
@@ -25,17 +23,6 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
-    def start_now(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """As `start`, but the first step is taken at once; a loop with much to do would let it wait for all of that."""
-        try:
-            awaited = work.send(None)
-        except StopIteration:
-            return
-        except Exception as error:
-            self._report(name, error)
-            return
-        self.start(_rest(work, awaited), name)
-
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
@@ -49,22 +36,6 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@types.coroutine
-def _rest(work: Coroutine[Any, Any, None], awaited: object) -> Generator[Any, Any, None]:
-    """What is left of a coroutine that waits for something."""
-    while True:
-        try:
-            yield awaited
-        except BaseException as error:
-            step = partial(work.throw, error)
-        else:
-            step = partial(work.send, None)
-        try:
-            awaited = step()
-        except StopIteration:
-            return
 
 
 async def until(condition: Callable[[], bool], seconds: float) -> None:
