@@ -134,6 +134,7 @@ class Launcher:
                 prepare(self._plan.directories)
                 self._poll.register(output, select.POLLIN)
                 self._poll.register(self._wake.reading, select.POLLIN)
+                self._deadlines["start"] = clock.monotonic() + self._limits.start  # what waits for the standby counts
                 self._pid = self._begin(output, theirs)
             except OSError as error:
                 known = Cause("start-failed", f"vLLM cannot be started: {error}", "llm-appliance runtime list", -1)
@@ -141,7 +142,6 @@ class Launcher:
                 os.close(theirs)
             if self._pid:
                 self._report.started_as(self._pid)
-                self._deadlines["start"] = clock.monotonic() + self._limits.start
                 probe = Probe(self._plan.socket, self._report.identity.served[0], self._told)
                 probe.start()
                 self._open_desk()

@@ -121,6 +121,15 @@ def test_an_unfit_standby_costs_a_line(stage: Stage, body: str, fault: str) -> N
     assert standby(stage) == 0
 
 
+def test_what_a_late_standby_took_is_part_of_the_start(stage: Stage) -> None:
+    """It has the half of a start's time; vLLM needs more than the other half."""
+    stage.configure("gap=0.03", env=stage.import_modules("import time; time.sleep(60)"))
+    stage.start(start=3.0)
+    assert stage.ended() == names.LAUNCHER_START_FAILED
+    assert stage.read("verdict.json")["cause"] == "start-timeout"
+    assert f"{INSTEAD}: it was not ready within 2 s" in stage.output
+
+
 @pytest.mark.parametrize("wanted", ["true", "false"])
 def test_a_runtime_without_its_python_starts_as_ever(stage: Stage, wanted: str) -> None:
     stage.configure(keys=f"standby = {wanted}")
