@@ -16,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from appliance import clock
-from appliance.host import files
+from appliance.host import cgroup, files
 from appliance.host.journal import INFO
+from appliance.host.proc import CGROUPS, PROC
 from appliance.policy.readahead import portions
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.wire import procsys
@@ -47,13 +48,13 @@ def _run(directory: str, log: Callable[[int, str], None]) -> None:
         log(INFO, f"read {count / (1 << 30):.2f} GiB of the weights ahead, in {seconds:.1f} s")
 
 
-def read(directory: str, proc: str = "/proc") -> int:
+def read(directory: str, proc: str = PROC, cgroups: str = CGROUPS) -> int:
     """How many bytes the kernel was asked for; 0 where all were in memory. Blocks until they are. Raises OSError."""
     mount = procsys.mount_of(os.path.realpath(directory), procsys.mounts(files.read_text(f"{proc}/self/mountinfo")))
     if mount is None or procsys.is_away(mount.kind):
         return 0
     sizes = {entry.name: entry.stat().st_size for entry in os.scandir(directory) if entry.is_file()}
-    chosen = portions(sizes, _indexed(directory), _available(proc))
+    chosen = portions(sizes, _indexed(directory), _available(proc, cgroups))
     return sum(_file(os.path.join(directory, name), portion) for name, portion in chosen)
 
 
@@ -100,5 +101,8 @@ def _indexed(directory: str) -> frozenset[str]:
         return frozenset()
 
 
-def _available(proc: str) -> Maybe[int]:
-    return procsys.counters(files.read_text(f"{proc}/meminfo")).get("MemAvailable", UNKNOWN)
+def _available(proc: str, cgroups: str) -> Maybe[int]:
+    """Of the machine's memory, and of the unit's own limit: what is read counts against both."""
+    available = procsys.counters(files.read_text(f"{proc}/meminfo")).get("MemAvailable", UNKNOWN)
+    room = cgroup.own_room(cgroups=cgroups, proc=proc)
+    return available if available is UNKNOWN or room is UNKNOWN else min(available, room)

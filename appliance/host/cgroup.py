@@ -31,11 +31,28 @@ def read(control_group: str, t: float, *, cgroups: str = CGROUPS) -> Cgroup:
 def own_oom_kills(*, cgroups: str = CGROUPS, proc: str = PROC) -> Maybe[int]:
     """How many processes of this process's control group were killed for want of memory since it was made."""
     try:
-        lines = Path(proc, "self/cgroup").read_text().splitlines()
-        group = next((line[len("0::") :] for line in lines if line.startswith("0::")), "")
-        return _pairs(Path(cgroups, group.lstrip("/"), "memory.events").read_text()).get("oom_kill", UNKNOWN)
+        return _pairs((_own(cgroups, proc) / "memory.events").read_text()).get("oom_kill", UNKNOWN)
     except OSError:
         return UNKNOWN
+
+
+def own_room(*, cgroups: str = CGROUPS, proc: str = PROC) -> Maybe[int]:
+    """How many bytes this process's control group may still take, its page cache counted as free; UNKNOWN where it has
+    no limit of its own."""
+    try:
+        group = _own(cgroups, proc)
+        most, taken = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        used = _pairs((group / "memory.stat").read_text())
+    except (OSError, ValueError):  # "max"
+        return UNKNOWN
+    return max(most - taken + used.get("active_file", 0) + used.get("inactive_file", 0), 0)
+
+
+def _own(cgroups: str, proc: str) -> Path:
+    """The directory of this process's control group. Raises OSError."""
+    lines = Path(proc, "self/cgroup").read_text().splitlines()
+    group = next((line[len("0::") :] for line in lines if line.startswith("0::")), "")
+    return Path(cgroups, group.lstrip("/"))
 
 
 def _pairs(text: str) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Which of a model's files are read into the page cache while Python still imports, and how much of them.
 
 Only what will be loaded, in the order in which it is: the tensors that an index names, else all of that kind. At most
-half of the memory that is available, for the engine will want memory too, and what does not fit the cache would be
-thrown out again before it is asked for.
+half of the memory that is available, to the machine and to the unit, for the engine will want memory too, and what does
+not fit the cache would be thrown out again before it is asked for.
 """
 
 from __future__ import annotations

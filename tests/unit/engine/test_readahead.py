@@ -86,6 +86,19 @@ def test_half_of_the_memory_that_is_available(model: Path, tmp_path: Path) -> No
     assert in_memory(model / "model-2.safetensors") < 0.8
 
 
+def test_half_of_what_the_unit_may_still_take(model: Path, tmp_path: Path) -> None:
+    """A unit with `memory_max` pays for what is read ahead; on a machine with more, that would throw itself out."""
+    machine, unit = Path(proc(tmp_path)), tmp_path / "cgroups/unit"
+    (machine / "self/cgroup").write_text("0::/unit\n")
+    unit.mkdir(parents=True)
+    (unit / "memory.max").write_text(f"{2 * SIZE}\n")
+    (unit / "memory.current").write_text(f"{2 * SIZE}\n")
+    (unit / "memory.stat").write_text(f"anon 7\nactive_file {SIZE // 2}\ninactive_file {SIZE // 2}\n")
+    assert readahead.read(str(model), str(machine), str(tmp_path / "cgroups")) == SIZE // 2
+    (unit / "memory.max").write_text("max\n")
+    assert readahead.read(str(model), str(machine), str(tmp_path / "cgroups")) > SIZE
+
+
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.s3fs"])
 def test_nothing_over_a_network(model: Path, tmp_path: Path, kind: str) -> None:
     assert readahead.read(str(model), proc(tmp_path, kind=kind)) == 0
