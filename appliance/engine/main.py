@@ -57,6 +57,7 @@ def main(arguments: list[str], limits: Limits | None = None, standby: StandbyOf 
         again = 0
         while True:  # run after run, for as long as the supervisor wants the next one in this unit
             report = _report(start, given, again)
+            report.begun()
             if start.changed.told:
                 report.log(WARNING, f"started with a change: {start.changed.told}", event="engine-changed")
             caches.settle(f"{given.cache}/{given.name}", start.compiled, start.changed.caches, report.log)

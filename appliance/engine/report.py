@@ -79,6 +79,10 @@ class Report:
         self._complained = False
         self._awaits: float | None = None
 
+    def begun(self) -> None:
+        """The run has begun: from now on nobody takes the launcher for one that waits after the run before."""
+        self._write()
+
     def started_as(self, pid: int) -> None:
         """vLLM's main process exists."""
         self.pid = pid

@@ -128,6 +128,18 @@ def test_what_stood_by_ends_while_it_waits(stage: Stage) -> None:
     assert stage.ended() == 71
 
 
+def test_a_run_is_told_before_its_files_are_looked_at(stage: Stage) -> None:
+    """A disk may take long: a launcher that began already is not one that waits, and is not told twice."""
+    before = crashed(stage)
+    weights = stage.home / "models/builtin/smollm2-135m/model.safetensors"
+    os.mkfifo(weights)
+    assert say(stage, before["start"])["ok"]
+    after = stage.until("starting")
+    assert (after["again"], after["awaits"], after["pid"]) == (1, None, None)
+    weights.write_bytes(b"")
+    assert stage.ended() == 78
+
+
 def test_each_run_looks_for_its_model(stage: Stage) -> None:
     before = crashed(stage)
     (stage.home / "models/builtin/smollm2-135m/config.json").unlink()
