@@ -166,7 +166,7 @@ def seen_of(
         ready=float(ready) if isinstance(ready := state.get("ready"), (int, float)) else UNKNOWN,
         facts=facts,
         left_s=left_s,
-        ending=kind is UnitState.UP and _tells_of(verdict, state) and (written or 0.0) > now - ENDING_S,
+        ending=_is_active(unit, kind) and _tells_of(verdict, state) and (written or 0.0) > now - ENDING_S,
     )
 
 
@@ -177,7 +177,13 @@ def _kind(unit: systemd.Unit, state: Mapping[str, object]) -> UnitState:
         return kind
     if phase == "exited" and isinstance(state.get("awaits"), (int, float)):
         return UnitState.OVER
-    return UnitState.STARTING if state.get("again") and phase in _BEFORE_SERVICE else kind
+    failed = phase == "exited" and state.get("ready") is None  # it never served, and its launcher is about to end
+    return UnitState.STARTING if state.get("again") and (failed or phase in _BEFORE_SERVICE) else kind
+
+
+def _is_active(unit: systemd.Unit, kind: UnitState) -> bool:
+    """Whether the unit runs, and its launcher waits for nothing."""
+    return unit_state(unit) is UnitState.UP and kind is not UnitState.OVER
 
 
 def _tells_of(verdict: Mapping[str, object], state: Mapping[str, object]) -> bool:

@@ -100,7 +100,9 @@ ACTIVE = unit("active", "running", invocation="u1", started=100.0, since=130.0)
         (ACTIVE, own("warming", 7), UnitState.STARTING, "u1.7"),
         (ACTIVE, own("exited", awaits=WALL + 8), UnitState.OVER, "u1.1"),
         (ACTIVE, own("exited", awaits=WALL - 8), UnitState.OVER, "u1.1"),  # it stands still
-        (ACTIVE, own("exited"), UnitState.UP, "u1.1"),  # a moment before its end
+        (ACTIVE, own("exited", ready=WALL - 9), UnitState.UP, "u1.1"),  # a moment before its end
+        (ACTIVE, own("exited", ready=None), UnitState.STARTING, "u1.1"),  # the same, and it never served
+        (ACTIVE, own("exited", 0, ready=None), UnitState.UP, "u1"),
         (ACTIVE, own("exited", awaits=WALL + 8) | {"unit": "u0"}, UnitState.UP, "u1"),  # an older unit's last word
         (ACTIVE, own("loading", 0), UnitState.UP, "u1"),  # its state could not be written when it began to serve
         (ACTIVE, {}, UnitState.UP, "u1"),
