@@ -1,4 +1,4 @@
-"""What an engine runs on: CUDA or CPU, and which GPUs are its own.
+"""What an engine runs on: CUDA or CPU, which build of vLLM, and which GPUs are its own.
 
 GPUs are named by their UUIDs in PCI order, as the driver's own files list them: no library that can hang in a sick
 driver is loaded here. A number in `gpus` counts in that order, which is NVML's and, with CUDA_DEVICE_ORDER=PCI_BUS_ID,
@@ -27,6 +27,12 @@ def device_of(runtime: str, configured: Literal["auto", "cuda", "cpu"]) -> Devic
     if built_for == "cuda":
         return "cuda"
     return "cpu" if built_for == "cpu" else resolve(configured)
+
+
+def build_of(runtime: str) -> str:
+    """What a runtime was built of: one that was removed leaves its name to another. Empty where nobody recorded it."""
+    record = files.read_json(f"{runtime}/{names.RUNTIME_COMPLETE}") or {}
+    return " ".join(str(record[what]) for what in ("python", "lock") if what in record)
 
 
 def present_gpus(directory: str = DRIVER_GPUS) -> tuple[str, ...]:

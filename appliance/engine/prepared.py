@@ -19,7 +19,7 @@ from appliance.wire import vllmmodels
 from appliance.wire.vllmargs import LaunchPlan, launch_plan
 
 from . import collectives, rung
-from .device import device_of, models_of, present_gpus
+from .device import build_of, device_of, models_of, present_gpus
 from .report import Start
 
 
@@ -57,7 +57,7 @@ def prepared(given: argparse.Namespace) -> Prepared:
     gpus = own_gpus(config, given.name, present_gpus()) if device == "cuda" else ()
     place = Place(engine_digest(config, given.name), os.path.basename(runtime), gpus)
     changed = rung.read(given.name, places.from_environment(), given.run, place)
-    compiled = compilecaches.key(place.runtime, models_of(gpus), vllmmodels.own(engine))
+    compiled = compilecaches.key(place.runtime, models_of(gpus), vllmmodels.own(engine), build_of(runtime))
     plan = launch_plan(
         config,
         given.name,

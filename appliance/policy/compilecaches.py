@@ -25,12 +25,14 @@ class Superfluous:
     reason: str
 
 
-def key(runtime: str, gpus: Iterable[str], model: str) -> str:
+def key(runtime: str, gpus: Iterable[str], model: str, build: str = "") -> str:
     """The directory for a runtime (`VERSION-DEVICE`), the models of the engine's GPUs and a model's reference.
 
-    Each part is readable; the last six digits tell models of the same last name apart.
+    Each part is readable; the last six digits tell models of the same last name apart, and runtimes of the same name
+    that were built of other things (`build`).
     """
-    digest = hashlib.blake2s(model.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
+    told = f"{build}\0{model}" if build else model
+    digest = hashlib.blake2s(told.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
     parts = [_plain(runtime), "+".join(sorted({_plain(gpu) for gpu in gpus})), f"{_plain(_last(model))}-{digest}"]
     return "_".join(part for part in parts if part)
 

@@ -6,7 +6,7 @@ import pytest
 
 from appliance.config.model import Config, Engine
 from appliance.config.placement import own_gpus
-from appliance.engine.device import device_of, models_of, present_gpus
+from appliance.engine.device import build_of, device_of, models_of, present_gpus
 
 PRESENT = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
@@ -62,3 +62,9 @@ def test_models_of_an_engine_s_gpus(tmp_path: Path) -> None:
 )
 def test_own_gpus(engines: tuple[Engine, ...], instance: str, own: tuple[str, ...]) -> None:
     assert own_gpus(Config(engines=engines), instance, PRESENT) == own
+
+
+def test_a_runtime_is_known_by_what_it_was_built_of(tmp_path: Path) -> None:
+    assert build_of(str(tmp_path)) == ""
+    (tmp_path / ".complete").write_text('{"v": 1, "device": "cuda", "python": "3.11", "lock": "ab12", "at": 7.0}')
+    assert build_of(str(tmp_path)) == "3.11 ab12"

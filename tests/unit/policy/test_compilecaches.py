@@ -28,6 +28,10 @@ def test_models_of_the_same_last_name_are_told_apart() -> None:
     assert key("r", (), "one/model") != key("r", (), "other/model")
 
 
+def test_runtimes_that_take_the_same_name_one_after_the_other_are_told_apart() -> None:
+    assert len({key("0.32.0-cuda", (), "model", build) for build in ("", "3.11 lock-a", "3.13 lock-a", "3.11 b")}) == 4
+
+
 @given(st.text(), st.lists(st.text(), max_size=8), st.text())
 def test_a_key_is_one_short_name(runtime: str, gpus: list[str], model: str) -> None:
     made = key(runtime, gpus[:2], model)
