@@ -17,7 +17,7 @@ def _opening(size: int) -> bytes:
         payload = size - digits - 4  # without the two line ends of the frame
         if payload > 0 and len(line := b"%x" % payload) == digits:
             return line + b"\r\n"
-    return b"no chunk"  # has this size
+    return b"-" * (size + 1)  # no chunk has this size: what is longer than the read begins none
 
 
 # By the size of a read: how it begins if it is one chunk. To compare is cheaper than to read the number.
