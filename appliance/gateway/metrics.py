@@ -62,7 +62,7 @@ class Metrics:
     """Counters since the process began."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, _Engine] = {}
+        self._engines: dict[str, _Engine] = {}  # by the label's value
         self._refused: Counter[str] = Counter()
         self.first_tokens = FirstTokenTimes()
 
@@ -71,9 +71,10 @@ class Metrics:
         name, status, outcome, code, stream, queue, first, total, events, prompt, cached, completion, _, resent = (
             record[6:]
         )
-        engine = self._engines.get(name)
+        label = name or NONE
+        engine = self._engines.get(label)
         if engine is None:
-            engine = self._engines[name] = _Engine()
+            engine = self._engines[label] = _Engine()
         engine.ended[status, outcome] += 1
         engine.events += events
         engine.given += events if completion is None else completion
@@ -105,11 +106,11 @@ class Metrics:
     @property
     def given(self) -> Counter[str]:
         """Tokens that each engine gave, as it told them; events where it did not."""
-        return Counter({name or NONE: engine.given for name, engine in self._engines.items()})
+        return Counter({name: engine.given for name, engine in self._engines.items()})
 
     def exposition(self, live: Iterable[tuple[str, str, str, Rows]]) -> str:
         """Everything in Prometheus' format; `live` are families read now: name, kind, text, rows."""
-        engines = [(name or NONE, engine) for name, engine in self._engines.items()]
+        engines = list(self._engines.items())
         counted: list[tuple[str, str, Rows]] = [
             ("requests_total", "Calls that ended.", [
                 ({"engine": name, "status": str(status), "outcome": outcome}, float(count))

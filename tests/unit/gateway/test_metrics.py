@@ -17,6 +17,16 @@ def test_metrics_count_each_call_once() -> None:
     assert found["llm_appliance_request_ttft_seconds_count", ("engine", "chat")] == 1
 
 
+def test_an_engine_may_be_called_none() -> None:
+    """Two samples with the same labels, and Prometheus takes none at all."""
+    metrics = Metrics()
+    for engine in ("", "none"):
+        metrics.finish(record(engine=engine))
+    found = [(s.name, *sorted(s.labels.items())) for s in samples(metrics.exposition([]))]
+    assert len(found) == len(set(found))
+    assert metrics.given["none"] == 6
+
+
 def test_a_histogram_adds_up() -> None:
     histogram = Histogram()
     for seconds in (0.001, 0.005, 0.3, 9999):
