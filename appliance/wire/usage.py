@@ -12,7 +12,9 @@ _VLLM = re.compile(  # the whole object as vLLM writes it, which is nearly alway
     rb'(?:,"prompt_tokens_details":(?:null|\{"cached_tokens":%b\}))?\}' % (_COUNT, _COUNT, _COUNT, _COUNT)
 )
 _VALUE = re.compile(rb"\s*:\s*(?=\{)")
-TAIL, TRIES = 65536, 16  # an object is looked for so far from the end, so many times: a hostile body costs no more
+# An object is looked for so far from the end, so many times: a hostile body costs no more. All that a relay keeps of an
+# answer is less, for some bodies begin with it.
+TAIL, TRIES = 1 << 17, 16
 _DECODER = json.JSONDecoder()
 
 

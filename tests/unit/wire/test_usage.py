@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.gateway.relay import HEAD_OF_BODY, KEPT
 from appliance.wire.usage import Usage, find_usage, read_usage
 
 
@@ -68,6 +69,12 @@ def test_text_that_looks_like_usage_is_not(text: str) -> None:
 @given(st.binary(max_size=100))
 def test_nothing_raises(body: bytes) -> None:
     find_usage(b'"usage":{' + body)
+
+
+def test_a_large_body_may_begin_with_it() -> None:
+    """As answers to a rerank do."""
+    body = b'{"id":"r","model":"m","usage":{"total_tokens":7},"results":[' + b'{"index":0},' * 10_000
+    assert find_usage(body[:HEAD_OF_BODY] + body[-KEPT:]) == Usage(7, 0)
 
 
 @pytest.mark.parametrize("piece", [b'"usage":{', b'{"usage":', b'"usage":{"a":[', b'"usage"' + b" " * 50])
