@@ -173,8 +173,7 @@ class Successor:
     async def take(self, key: str, wanted: Demand) -> Hold | None:
         """Allowance for a call. Raises ApiError; None when this process is on its own again."""
         number = next(self._numbers)
-        demand = [wanted.size, wanted.prompt, wanted.answer, wanted.limit]
-        message = {"op": "take", "n": number, "key": key, "demand": demand}
+        message = {"op": "take", "n": number, "key": key, "demand": list(wanted)}
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._asked[number] = message, answer
         self.send(**message)

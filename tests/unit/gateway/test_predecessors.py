@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance import clock
-from appliance.config.model import Admission, Config, Engine, Gateway
+from appliance.config.model import Admission, Auth, Config, Engine, Gateway, KeyLimits
 from appliance.errors import ApiError
 from appliance.gateway.allowances import Allowances
 from appliance.gateway.auth import Gatekeeper, Principal
@@ -20,6 +20,7 @@ from appliance.gateway.listeners import unix_socket
 from appliance.gateway.predecessors import Predecessors
 from appliance.gateway.record import Record, record_of
 from appliance.gateway.successor import SPOOL, Successor, left_behind
+from appliance.host import keystore
 from appliance.host.journal import Journal
 from appliance.policy.admission import Lease, Outcome, Refuse, Ticket
 from appliance.policy.allowance import Demand
@@ -236,6 +237,25 @@ def test_a_client_that_leaves_while_it_is_granted_holds_nothing(tmp_path: Path, 
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         later.predecessors.close()
+
+    asyncio.run(play())
+
+
+def test_several_answers_are_capped_together_there_too(tmp_path: Path) -> None:
+    async def play() -> None:
+        older, newer = Side(tmp_path / "older"), Side(tmp_path / "newer")
+        keys = str(tmp_path / "keys.toml")
+        key, _ = keystore.create(keys, "alice", clock.wall(), limits=KeyLimits(max_tokens=100))
+        newer.predecessors.gatekeeper.configure(Auth(keys_file=keys))
+        await newer.listen(tmp_path / "sock")
+        line = Successor(str(tmp_path / "sock"), older.engines, older.allowances, view=view, stop=lambda: None)
+        running = asyncio.ensure_future(line.run())
+        with pytest.raises(ApiError, match="100 at most"):
+            await line.take(key.id, Demand(100, 10, 160, limit=80, answers=2))
+        assert newer.still()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        newer.predecessors.close()
 
     asyncio.run(play())
 
