@@ -102,7 +102,7 @@ class Launcher:
         self._status: int | None = None
         self._pid = 0
         self._requested = self._served = self._silent = False
-        self._late: float | None = None
+        self._late: tuple[float | None, int | None] = None, None
         self._deadlines: dict[str, float] = {}
         self._ending = False
         self._outcomes: deque[Outcome | None] = deque()
@@ -221,7 +221,7 @@ class Launcher:
 
     def _expire(self, name: str) -> None:
         if name == "start":
-            self._late = self._limits.start
+            self._late = self._limits.start, len(self._lines)
             self._report.log(ERR, f"not serving after {self._limits.start:.0f} s: ending it", event="engine-ending")
             # Python's fault handler prints every thread's stack at SIGABRT: the only evidence there will be.
             tree.send(signal.SIGABRT, (process.pid for process in tree.vllm()))
@@ -359,7 +359,7 @@ class Launcher:
         order = self._desk.ordered
         if order is not None and order.cause:
             known = Cause(order.cause, order.reason or "the supervisor ended it", "", -1)
-        ending = Ending(self._status, self._requested, self._served, self._late)
+        ending = Ending(self._status, self._requested, self._served, *self._late)
         verdict = verdict_of(ending, lines, known)
         waits = clean and order is None and self._word.is_worth_waiting_for(verdict)
         until = clock.wall() + self._limits.word if waits else None

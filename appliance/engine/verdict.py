@@ -34,6 +34,7 @@ class Ending:
     requested: bool
     served: bool
     late_s: float | None = None  # the start was given up after so many seconds
+    own: int | None = None  # lines that it had said by then; the stacks behind them were asked for, and tell no cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def verdict_of(ending: Ending, lines: Sequence[Line], known: Cause | None = None
     """Judge an ending by the lines of its log, or by a cause that was `known` before vLLM was started."""
     if ending.requested:
         return Verdict(None, "stopped as asked", names.LAUNCHER_STOPPED, ())
-    found = known or cause_of(lines, served=ending.served)
+    found = known or cause_of(lines[: ending.own], served=ending.served)
     if ending.late_s is not None and (found is None or found.cause in ("engine-died", "engine-exception")):
         message = f"not serving after {format_duration(ending.late_s)}"
         found = Cause("start-timeout", message, "raise startup_timeout if the model is large or its disk slow", -1)

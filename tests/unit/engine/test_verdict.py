@@ -14,6 +14,8 @@ def log(*raw: str) -> list[Line]:
 
 
 DENIED = log("huggingface_hub.errors.GatedRepoError: 403 Client Error.")
+# Two processes that tell their stacks at once.
+ABORTED = log("Fatal Python error: Fatal Python error: AbortedAborted", "", "Current thread 0xCurrent thread 0x00007f")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,8 @@ DENIED = log("huggingface_hub.errors.GatedRepoError: 403 Client Error.")
         (Ending(256, False, False), DENIED, "hub-denied", 78),
         (Ending(6, False, False, late_s=3600.0), [], "start-timeout", 72),
         (Ending(6, False, False, late_s=3600.0), DENIED, "hub-denied", 78),
+        (Ending(6, False, False, late_s=3600.0, own=len(DENIED)), [*DENIED, *ABORTED], "hub-denied", 78),
+        (Ending(6, False, False, late_s=3600.0, own=0), ABORTED, "start-timeout", 72),
         (Ending(None, False, False), [], "start-failed", 72),
         (Ending(None, False, True), [], "engine-died", 71),
     ],
