@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .chunked import whole_chunk
 from .sse import Profile
 
 SHORT = 4096  # bytes of the longest read that is looked up rather than read
@@ -38,21 +39,14 @@ def plain(data: bytes, profile: Profile) -> Plain:
     ended = False
     size, (suffixes, prefixes, done) = len(data), profile
     while position < size:
-        line = data.find(b"\r\n", position, position + 18)
-        try:
-            digits = data[position:line]
-            end = line + 4 + int(digits, 16)
-        except ValueError:
-            break
-        if digits[0] == 48 or not digits.isalnum():  # int() takes signs, blanks, `_` and `0x`; HTTP does not
-            break
-        if end > size:
+        start, end = whole_chunk(data, position)
+        if not end:
             break
         if not data.endswith(suffixes, position, end):
             if not (done and data.startswith(done, position)):
                 break
             ended = True
-        elif prefixes and not (data.startswith(prefixes, line + 2) and data.find(b"\n\n", line + 2, end) == end - 4):
+        elif prefixes and not (data.startswith(prefixes, start) and data.find(b"\n\n", start, end) == end - 4):
             break
         else:
             events += 1
