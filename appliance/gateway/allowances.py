@@ -55,7 +55,7 @@ class Allowances:
     # --- one call -------------------------------------------------------------------------------------------------
     def reserve(self, principal: Principal, wanted: Demand) -> Hold:
         """Reserve what a call may use. Raises ApiError with the limit that stands in the way."""
-        account = self._accounts.get(principal.key_id) or self._account(principal)
+        account = self._account(principal)
         held = account.reserve(principal.limits, wanted, clock.monotonic(), clock.wall())
         if isinstance(held, Denied):
             raise ApiError(held.code, held.reason, param=held.param, retry_after=held.retry_after, final=held.final)
@@ -73,7 +73,7 @@ class Allowances:
         limits = principal.limits
         if limits.rpm is None and limits.tpm is None:
             return ""
-        account, now = self._accounts.get(principal.key_id) or self._account(principal), clock.monotonic()
+        account, now = self._account(principal), clock.monotonic()
         found = ""
         if limits.rpm is not None:
             found = _standing("Requests", limits.rpm, account.requests.debt(limits.rpm, now))

@@ -42,10 +42,8 @@ class Share:
 
     def grow(self, size: int, limit: int) -> None:
         """So many bytes more are held. Raises ApiError, and holds no more, where they are too many."""
-        bodies = self._bodies
-        if bodies.held + size > limit:
-            self.check(size, limit)
-        bodies.held += size
+        self.check(size, limit)
+        self._bodies.held += size
         self.size += size
 
     def give_back(self) -> None:

@@ -18,7 +18,7 @@ def forwarded_address(config: Config | None, head: RequestHead, address: str) ->
     """The client's address: X-Forwarded-For is believed only as far as trusted proxies wrote it. `address` is who
     connected."""
     trusted = config.gateway.trusted_proxies if config else ()
-    if not trusted or not is_trusted(address, trusted):
+    if not trusted or "x-forwarded-for" not in head.values or not is_trusted(address, trusted):
         return address
     hops = [hop.strip() for name, value in head.fields if name == "x-forwarded-for" for hop in value.split(",")]
     for hop in reversed(hops):

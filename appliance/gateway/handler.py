@@ -51,7 +51,7 @@ class Handler:
             http11=head.http11,
             # Whether a body still comes from a client that is answered instead of asked for it, nobody knows.
             keep_alive=head.keep_alive and "expect" not in values and not host.draining,
-            extra=cors_fields(host.config, head) if "origin" in values else "",
+            extra=cors_fields(host.config, head),
         )
         if route is not None:
             number, share = next(self._numbers), Share(self.bodies)

@@ -29,7 +29,7 @@ from .deliveryprobe import DeliveryProbes
 from .engines import Engines, Group
 from .exchange import Exchange
 from .faults import place
-from .finish import LEFT, End, Finish
+from .finish import COMPLETE, LEFT, End, Finish
 from .quarantine import Quarantines, Watch
 from .record import Record
 from .relay import Relay
@@ -93,9 +93,7 @@ class RelayedRequest:
         self.route, self.number = route, number
         self.share = share  # of the memory for bodies
         self.probes = probes
-        self.client = connection.remote
-        if "x-forwarded-for" in head.values:
-            self.client = forwarded_address(host.config, head, connection.remote)
+        self.client = forwarded_address(host.config, head, connection.remote)
         self.arrived, self.at = clock.monotonic(), clock.wall()
         self.config: Config | None = None
         self.principal: Principal | None = None
@@ -109,14 +107,7 @@ class RelayedRequest:
     # --- the connection's calls -----------------------------------------------------------------------------------
     def begin(self) -> None:
         """What the head says is enough to refuse, or to ask for the body; where that is here, the call goes on."""
-        try:
-            body = self._look_at_head()
-            if body is not None:
-                self._look_at_body(body)
-        except ApiError as error:
-            self._refuse(error)
-        except Exception as error:
-            self._fail(error)
+        self._go_on(None)
 
     def received(self, size: int) -> None:
         config = self.config
@@ -127,12 +118,7 @@ class RelayedRequest:
         self.share.grow(size, config.gateway.max_bodies)
 
     def body(self, data: bytes) -> None:
-        try:
-            self._look_at_body(data)
-        except ApiError as error:
-            self._refuse(error)
-        except Exception as error:
-            self._fail(error)
+        self._go_on(data)
 
     def body_failed(self, error: ApiError) -> None:
         self.answer.keep_alive = False
@@ -153,6 +139,17 @@ class RelayedRequest:
             self.exchange.resume()
 
     # --- steps ----------------------------------------------------------------------------------------------------
+    def _go_on(self, body: bytes | None) -> None:
+        try:
+            if body is None:
+                body = self._look_at_head()
+            if body is not None:
+                self._look_at_body(body)
+        except ApiError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fail(error)
+
     def _look_at_head(self) -> bytes | None:
         """The body, where it is here already."""
         host, head, answer = self.host, self.head, self.answer
@@ -160,11 +157,10 @@ class RelayedRequest:
             answer.bodyless = head.method == "HEAD"
             if is_preflight(head, answer):
                 answer.reply(204, b"", [])
-                self._end(Finish(End.COMPLETE))
+                self._end(COMPLETE)
                 return None
         self.principal = host.gatekeeper.principal(head.secret)
-        if head.method != "POST":
-            only(head, answer, "POST")
+        only(head, answer, "POST")
         if host.closing:
             raise ApiError("gateway_draining", "the gateway is stopping; try again", retry_after=2)
         self.config = config = host.config
@@ -195,7 +191,7 @@ class RelayedRequest:
         group = host.engines.by_model.get(call.model)
         if group is None:
             raise ApiError("model_not_found", f"no engine serves the model {call.model[:200]!r}", param="model")
-        if principal.models and not principal.may_use(call.model):
+        if not principal.may_use(call.model):
             raise ApiError("model_not_allowed", f"this key may not use the model {call.model[:200]!r}", param="model")
         self.watch = host.quarantines.check(
             group.engine.name, route.path, body, answer.request_id, principal.key_id

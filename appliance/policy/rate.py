@@ -40,8 +40,8 @@ class Bucket:
 
     def use(self, amount: float, per_minute: int, now: float) -> None:
         """Use `amount` now, or give it back where it is negative, whatever there is room for."""
-        left = self._debt - max(now - self._at, 0.0) * per_minute / 60.0
-        self._debt, self._at = max(max(left, 0.0) + amount, 0.0), now
+        self.debt(per_minute, now)
+        self.add(amount)
 
     def state(self) -> list[float]:
         """What another process of this boot needs to go on: the debt, and when it was looked at last."""
