@@ -23,7 +23,7 @@ from appliance.policy.judge import Judge
 from appliance.policy.judgement import Judgement
 from appliance.policy.reconcile import Seen, UnitState, View
 from appliance.quantity import UNKNOWN, Maybe
-from appliance.samples import Canary, Gpu, Ledger, Nvml, Setting
+from appliance.samples import Canary, Gpu, Lag, Ledger, Nvml, Sample, Setting
 from appliance.wire.findings import Reader
 from appliance.wire.timelinewrite import header, record_of
 from appliance.wire.vllmargs import ranks_of
@@ -53,6 +53,7 @@ class _Case:
     key: str  # of what is learned
     place: tuple[int, int, int] = (0, 0, 0)  # how far telemetry was read
     judgement: Judgement | None = None
+    judged_at: float = 0.0
     told: tuple[str, str] = ("ok", "")
     noted: tuple[str, ...] = ()
     canary: asyncio.Task[object] | None = None
@@ -186,12 +187,20 @@ class Judges:
         return replace(reading, gpus=own) if own else UNKNOWN
 
     def timeline(self, instance: str) -> Iterator[Mapping[str, object]]:
-        """The last minutes of an engine as a recording that can be judged again."""
+        """The last minutes of an engine as a recording that can be judged again.
+
+        A silence grows between two samples, and a hang is seen as soon as it is certain: the instant of the last
+        judgement has a line of its own, else a recording might end before it.
+        """
         case = self._cases.get(instance)
         if case is None:
             return
         yield header(case.judge.setting)
-        for sample in self._telemetry.samples(instance):
+        samples: list[Sample] = [
+            *self._telemetry.samples(instance),
+            Lag(t=case.judged_at, late_s=self._telemetry.late_s),
+        ]
+        for sample in sorted(samples, key=lambda sample: sample.t):
             record = record_of(sample, instance)
             if record is not None:
                 yield record
@@ -239,6 +248,9 @@ class Judges:
         return self._addresses.setdefault(given, tuple(found))
 
     def _hear(self, instance: str, case: _Case) -> None:
+        if case.canary is not None and case.canary.done():
+            case.canary = None
+            self._telemetry.add(instance, Canary(t=clock.monotonic(), outstanding=False))
         came, case.place = self._telemetry.after(instance, case.place)
         for sample in came:
             case.judge.feed(sample)
@@ -246,26 +258,23 @@ class Judges:
                 case.open_calls = sample.inflight
             for finding in case.reader.read(sample):
                 case.judge.feed(finding)
-        case.judgement = case.judge.judged(clock.monotonic())
+        case.judged_at = clock.monotonic()
+        case.judgement = case.judge.judged(case.judged_at)
 
     def _ask_for_life(self, instance: str, case: _Case, seen: Seen) -> None:
-        canary = case.canary
-        if canary is not None and canary.done():
-            case.canary = canary = None
-            case.judge.feed(Canary(t=clock.monotonic(), outstanding=False))
         cause = case.judgement.cause if case.judgement is not None else ""
         rest = Rest(
             idle_s=case.judge.idle_s(),
             serving=seen.unit is UnitState.UP and seen.phase == "serving",
             asleep=cause == "asleep",
             draining=cause == "draining",
-            outstanding=canary is not None,
+            outstanding=case.canary is not None,
         )
         if is_due(rest, case.limits.hang.canary_after) and case.model:
             socket = names.engine_socket(instance, self._places.run)
             work = asyncio.to_thread(realwork.attempt, socket, case.model, CANARY_LIMIT_S)
             case.canary = asyncio.ensure_future(work)
-            case.judge.feed(Canary(t=clock.monotonic(), outstanding=True))
+            self._telemetry.add(instance, Canary(t=clock.monotonic(), outstanding=True))
 
     def _drop(self, instance: str) -> None:
         case = self._cases.pop(instance)

@@ -140,6 +140,11 @@ class Telemetry:
                 self._engines[instance] = Watched(instance, self._places, self)
             self._engines[instance].control_group = group
 
+    def add(self, instance: str, sample: Sample) -> None:
+        """What somebody else has learned of an engine; nothing for an instance that is not watched."""
+        if (watched := self._engines.get(instance)) is not None:
+            watched.add(sample)
+
     def samples(self, instance: str) -> list[Sample]:
         """All that is kept of an engine and of the host, ordered by time; none for an instance that is not watched.
 
