@@ -26,6 +26,7 @@ from appliance.config.model import Restart
 from appliance.quantity import UNKNOWN, Maybe, format_duration
 
 from .failure import Evidence, Exit, Failure, Verdict
+from .hardware import BURST_AHEAD_S
 from .ladder import Facts
 from .restart import Record, due_in_s
 
@@ -275,8 +276,9 @@ def _down(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[
     if due > 0:
         later = f"restart in {format_duration(max(due, 1.0))}"
         view = View("restarting", record.reason, record.cause, later, record.not_before)
-        early = seen.unit is UnitState.NET and due > NET_S - seen.age_s - NET_MARGIN_S
-        return view, _cut_net(s, seen, instance, later) if early else None
+        early = due > NET_S - seen.age_s - NET_MARGIN_S
+        settled = seen.age_s > BURST_AHEAD_S  # a stopped unit tells of no end that a late line explains
+        return view, _cut_net(s, seen, instance, later) if early and settled else None
     obstacle = _turn(desired, starting) or _unsettled(s, desired)
     if obstacle:
         view = View("waiting", obstacle, next="starts by itself then")

@@ -75,7 +75,8 @@ MUCH_LATER = replace(DUE, not_before=NOW + 100)
         (Seen(UnitState.DOWN, "r1"), LATER, "restarting", None),
         (Seen(UnitState.NET, "r1"), DUE, "restarting", "restart"),
         (Seen(UnitState.NET, "r1"), LATER, "restarting", None),
-        (Seen(UnitState.NET, "r1"), MUCH_LATER, "restarting", "stop"),  # the net would come first
+        (Seen(UnitState.NET, "r1", age_s=2.0), MUCH_LATER, "restarting", None),  # the kernel may yet say why
+        (Seen(UnitState.NET, "r1", age_s=6.0), MUCH_LATER, "restarting", "stop"),  # the net would come first
         (Seen(UnitState.NET, "r1", age_s=20.0), LATER, "restarting", "stop"),
         (Seen(UnitState.FAILED, "r1"), DUE, "restarting", "start"),
         (Seen(UnitState.FAILED, "r1"), MUCH_LATER, "restarting", None),
