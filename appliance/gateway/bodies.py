@@ -9,8 +9,11 @@ What the process takes for them is more: 769 MiB at the limit of 512 MiB with a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from appliance.errors import ApiError
 
+PIECE = 4096  # bytes from which a piece of a body is kept as it came; a small one takes more memory than it holds
 WAIT = 5.0  # seconds to ask for: bodies go as fast as engines begin to answer, which nobody can promise
 
 
@@ -50,6 +53,17 @@ class Share:
         """Nothing is held any more."""
         self._bodies.held -= self.size
         self.size = 0
+
+
+def keep(kept: list[bytes | bytearray], pieces: Iterable[bytes]) -> None:
+    """Add to the pieces of a body that came before; small ones are put together."""
+    for piece in pieces:
+        if len(piece) >= PIECE:
+            kept.append(piece)
+        elif kept and isinstance(kept[-1], bytearray):
+            kept[-1] += piece
+        else:
+            kept.append(bytearray(piece))
 
 
 def too_large(limit: int) -> ApiError:

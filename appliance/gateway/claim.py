@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.policy.admission import Ticket
 from appliance.policy.allowance import Hold
-from appliance.wire.openai import Call, Route, with_limit
+from appliance.wire.openai import Call, Route, limit_set
 from appliance.wire.usage import Usage
 
 from .allowances import Allowances, demand, prompt_tokens
@@ -34,14 +34,14 @@ class Claim:
         weight = min(self._hold.tokens, HEAVIEST)
         return Ticket(number, self._principal.key_id, arrived, weight, self._principal.limits.priority)
 
-    def bounded(self, body: bytes, context: object) -> bytes:
-        """The body, its answer bounded where only the key sets a limit. `context`: what the engine can hold at most."""
+    def bound(self, context: object) -> bytes:
+        """The field that bounds the answer where only the key does; `context` is what the engine can hold at most."""
         limit, route = self._principal.limits.max_tokens, self._route
         if limit is None or self._call.max_tokens is not None or not route.limits:
-            return body
+            return b""
         # An engine refuses a limit above its context, and one that has a limit of its own keeps it.
         bounds = (limit // self._call.answers, route.unbounded, context if isinstance(context, int) else None)
-        return with_limit(body, route, min(bound for bound in bounds if bound is not None))
+        return limit_set(route, min(bound for bound in bounds if bound is not None))
 
     def settle(self, exchange: Exchange | None, finish: Finish, usage: Usage | None) -> None:
         """Give back what was held and count what was used; the order of the queue learns it too."""

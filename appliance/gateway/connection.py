@@ -20,6 +20,7 @@ from appliance.wire.openai import Shape
 from appliance.wire.requesthead import BadRequest, RequestHead, RequestHeads, may_begin, skip_empty_lines
 
 from .answer import Answer
+from .bodies import keep
 from .requestid import new_request_id
 
 LINGER = 2.0  # seconds in which a client that still sends may take notice of its answer
@@ -97,7 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._stopped = False  # nothing is read
         self._decoder: ChunkDecoder | None = None
         self._left = 0  # bytes of a body with a length still to come
-        self._pieces = bytearray()
+        self._pieces: list[bytes | bytearray] = []  # of the body that is waited for
         self._begun_at = 0.0  # when the body began
         self._timer: asyncio.TimerHandle | None = None
 
@@ -113,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.transport = None
         self._ending = True
-        self._held, self._pieces = b"", bytearray()
+        self._held, self._pieces = b"", []
         for places in (self._crowd.idle, self._crowd.heads, self._crowd.bodies):
             places.pop(self, None)
         self._crowd.lost(self)
@@ -262,7 +263,7 @@ class ClientConnection(asyncio.Protocol):
         self.job = None
         self._answering = False
         if self._wanted:
-            self._wanted, self._pieces = False, bytearray()
+            self._wanted, self._pieces = False, []
             self._crowd.bodies.pop(self, None)
         if self._ending or self.transport is None:
             return
@@ -310,7 +311,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._reading, self._decoder, self._held = False, None, rest
         if self._wanted:
-            whole, self._pieces = bytes(self._pieces), bytearray()
+            whole, self._pieces = b"".join(self._pieces), []
             self._give(whole)
         elif self._timer is not None:  # its answer has ended before
             self._timer.cancel()
@@ -326,8 +327,7 @@ class ClientConnection(asyncio.Protocol):
         except ApiError as error:
             self.fail_body(error)
             return False
-        for piece in pieces:
-            self._pieces += piece
+        keep(self._pieces, pieces)
         return True
 
     def _give(self, body: bytes) -> None:
@@ -345,7 +345,7 @@ class ClientConnection(asyncio.Protocol):
     def fail_body(self, error: ApiError) -> None:
         """What is left of the body would be read as the next request: no more is taken."""
         job, self._wanted = self.job, False
-        self._pieces = bytearray()
+        self._pieces = []
         self._crowd.bodies.pop(self, None)
         self._reading = True
         if job is not None:

@@ -20,7 +20,7 @@ from appliance.policy.admission import Lease, Outcome, Refuse, Ticket
 from appliance.policy.retry import Loss, Next, after_loss
 from appliance.quantity import UNKNOWN
 from appliance.wire import sse
-from appliance.wire.openai import Call, Route, with_usage
+from appliance.wire.openai import Call, Pieces, Route, extended, usage_asked
 
 from .answer import Answer
 from .engines import Engines, Group, Replica
@@ -71,6 +71,7 @@ class Exchange:
         ticket: Ticket,
         fields: str,
         body: bytes,
+        added: bytes = b"",
         longest: float | None = None,
         watch: Watch | None = None,
     ) -> None:
@@ -82,7 +83,9 @@ class Exchange:
         self.longest = longest  # seconds from admission to the end that the key may take
         self.watch = watch = watch or Watch()
         self.hide_usage = route.meters and call.stream and not call.include_usage
-        self.body: tuple[bytes, ...] = with_usage(body, call) if self.hide_usage else (body,)
+        if self.hide_usage:
+            added += usage_asked(call)
+        self.body: Pieces = extended(body, added) if added else (body,)
         # After a lost attempt pooled connections are not trusted any more; and the end of one would leave open whether
         # the engine died of a suspected call.
         self.fresh = watch.suspect

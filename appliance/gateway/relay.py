@@ -18,7 +18,7 @@ from appliance.wire import sse
 from appliance.wire.apierror import engine_error
 from appliance.wire.chunked import ChunkDecoder, FramingError, whole_chunk
 from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head
-from appliance.wire.openai import Call, Route
+from appliance.wire.openai import Call, Pieces, Route
 from appliance.wire.tokenchunks import OPENINGS, SHORT, plain
 
 from .answer import Answer
@@ -83,7 +83,7 @@ class Relay:
         return self.progress_at if self.progress_at > self.excused_at else self.heard_before
 
     # --- life -----------------------------------------------------------------------------------------------------
-    def send(self, connection: EngineConnection, head: bytes, body: tuple[bytes, ...]) -> None:
+    def send(self, connection: EngineConnection, head: bytes, body: Pieces) -> None:
         """Hand the request to the engine; a large body's pieces are not joined."""
         self.connection = connection
         connection.acquire(self, self.read_head)

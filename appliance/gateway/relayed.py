@@ -236,7 +236,8 @@ class RelayedRequest:
             host.tasks,
             ticket=claim.ticket(self.number, self.arrived),
             fields=self.head.onward,
-            body=claim.bounded(body, group.context),
+            body=body,
+            added=claim.bound(group.context),
             longest=principal.limits.stream_time,
             watch=self.watch,
         )

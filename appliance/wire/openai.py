@@ -1,8 +1,8 @@
 """The envelope of an API request: what the gateway must know of a body that it forwards as it came.
 
-A body is parsed once, into a `Call`; text of prompts is looked at by nobody. Bodies are UTF-8 JSON objects (RFC 8259:
-no NaN), or multipart forms for audio. Where a key stands twice the last one counts, here as in vLLM, so a second
-`model` cannot slip past the allowlist.
+A body is parsed once, into a `Call`; text of prompts is looked at by nobody. Bodies are JSON objects (`requestjson`) or
+multipart forms for audio. Where a key stands twice the last one counts, here as in vLLM, so a second `model` cannot
+slip past the allowlist.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from appliance.errors import ApiError
+
+from . import requestjson
 
 
 class Shape(enum.Enum):
@@ -89,7 +91,7 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
     """The call that a body holds. Raises ApiError with the reason."""
     if route.multipart:
         return _form_call(body, content_type)
-    value = _json_object(body)
+    value = requestjson.read(body)
     model = value.get("model")
     if not isinstance(model, str) or not model:
         raise ApiError("invalid_request", _model_fault(model), param="model")
@@ -116,22 +118,25 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
     )
 
 
-def with_usage(body: bytes, call: Call) -> tuple[bytes, ...]:
-    """The body in pieces, with `stream_options.include_usage` added at its end; the other bytes are unchanged.
+Pieces = tuple[bytes | memoryview, ...]  # of a body; a large one is not copied
 
-    A `stream_options` of the client is repeated with the addition: the last one counts.
-    """
-    end = body.rindex(b"}")
+
+def usage_asked(call: Call) -> bytes:
+    """The field that asks for a stream's usage. A `stream_options` of the client is repeated with the addition."""
     if not call.stream_options:
-        return body[:end], b',"stream_options":{"include_usage":true}}'
+        return b',"stream_options":{"include_usage":true}'
     options = {**call.stream_options, "include_usage": True}
-    return body[:end], b',"stream_options":%b}' % json.dumps(options, separators=(",", ":")).encode()
+    return b',"stream_options":%b' % json.dumps(options, separators=(",", ":")).encode()
 
 
-def with_limit(body: bytes, route: Route, tokens: int) -> bytes:
-    """The body with a bound on the answer's tokens added at its end, for a call that names none."""
-    end = body.rindex(b"}")
-    return b'%b,"%b":%d}' % (body[:end], route.limits[-1].encode(), tokens)
+def limit_set(route: Route, tokens: int) -> bytes:
+    """The field that bounds the answer's tokens, for a call that names no bound."""
+    return b',"%b":%d' % (route.limits[-1].encode(), tokens)
+
+
+def extended(body: bytes, fields: bytes) -> Pieces:
+    """The body with fields added at its end, where they are the ones that count; its other bytes are unchanged."""
+    return memoryview(body)[: body.rindex(b"}")], fields + b"}"
 
 
 def models(entries: Sequence[tuple[str, str]], created: int) -> dict[str, object]:
@@ -144,38 +149,7 @@ def model_card(name: str, root: str, created: int) -> dict[str, object]:
     return {"id": name, "object": "model", "created": created, "owned_by": "llm-appliance", "root": root}
 
 
-# What a large body may hold: parsing stops all other work, and a value of two bytes takes fifty in memory. Counted
-# cheaply, so the same signs inside texts count as well; a prompt of a million tokens stays far below.
-LARGE = 1 << 20
-MAX_VALUES, MAX_CONTAINERS = 500_000, 250_000
 MOST_TOKENS = (1 << 31) - 1  # of an answer: beyond any context, and a number that all arithmetic can bear
-
-
-def _json_object(body: bytes) -> dict[str, object]:
-    if len(body) > LARGE and (body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS):
-        raise ApiError("invalid_json", "the body holds too many values to be a request")
-    try:
-        text = body.decode("utf-8")
-        value, end = _DECODER.raw_decode(text) if text.startswith("{") else (None, -1)
-        if end != len(text):  # blanks before or behind: to look for them is as much work as a small body
-            value = _DECODER.decode(text)
-    except UnicodeDecodeError:
-        raise ApiError("invalid_json", "the body is not UTF-8 text") from None
-    except RecursionError:
-        raise ApiError("invalid_json", "the body is nested too deeply") from None
-    except ValueError as error:
-        place = f" at position {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ApiError("invalid_json", f"the body is not valid JSON{place}") from None
-    if not isinstance(value, dict):
-        raise ApiError("invalid_request", "the body must be a JSON object")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # made once: making one costs more than a small body
 
 
 def _model_fault(model: object) -> str:

@@ -50,7 +50,7 @@ def test_all_of_the_program_is_in_it_without_what_it_does_not_need(files: dict[s
 @pytest.mark.parametrize("minor", [10, 11, 12, 13])
 def test_dependencies_for_each_python(files: dict[str, str], minor: int) -> None:
     site = f"{LIB}/site/cp3{minor}"
-    for module in ("aiohttp", "uvloop", "psutil", "sdnotify"):
+    for module in ("aiohttp", "uvloop", "orjson", "psutil", "sdnotify"):
         assert f"{site}/{module}/__init__.py" in files
     assert f"{site}/pynvml.py" in files
     assert f"{site}/uvloop/loop.cpython-3{minor}-x86_64-linux-gnu.so" in files

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ApiError
-from appliance.wire.openai import ROUTES, Shape, form_fields, models, parse_call, with_limit, with_usage
+from appliance.wire.openai import ROUTES, Shape, extended, form_fields, limit_set, models, parse_call, usage_asked
 
 CHAT = ROUTES["/v1/chat/completions"]
 AUDIO = ROUTES["/v1/audio/transcriptions"]
@@ -66,7 +66,7 @@ def test_the_limit_is_the_one_that_the_engine_reads(path: str, counts: int | Non
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_a_limit_that_was_added_counts(path: str) -> None:
     body = b'{"model":"m","max_tokens":null, "max_output_tokens": null }\n'
-    bounded = with_limit(body, ROUTES[path], 7)
+    bounded = b"".join(extended(body, limit_set(ROUTES[path], 7)))
     assert parse_call(ROUTES[path], body).max_tokens is None
     assert parse_call(ROUTES[path], bounded).max_tokens == 7
 
@@ -135,7 +135,7 @@ def test_splicing_adds_usage_and_changes_nothing_else(
     except ApiError as error:
         assert error.code == "invalid_json"  # lone surrogates are not UTF-8
         return
-    spliced = b"".join(with_usage(body, call))
+    spliced = b"".join(extended(body, usage_asked(call)))
     assert json.loads(spliced) == {**value, "stream_options": {**(options or {}), "include_usage": True}}
     assert spliced.startswith(body.rstrip()[:-1])
 
