@@ -91,10 +91,8 @@ class Relay:
         assert transport is not None
         if len(body[0]) <= JOINED:
             transport.write(b"".join((head, *body)))
-            return
-        transport.write(head)
-        for piece in body:
-            transport.write(piece)
+        else:
+            transport.writelines((head, *body))  # one call of the kernel, as far as its buffer takes it
 
     def finish(self, finish: Finish, *, keep: bool = False) -> None:
         """Let go of the engine and report; a second call does nothing."""

@@ -76,6 +76,8 @@ def test_the_gateway_is_ready_within_a_second(appliance: Appliance) -> None:
         wall, _ = costs(appliance, f"systemctl start {GATEWAY}; curl -s http://127.0.0.1:8080/readyz")
         walls.append(wall)
         used = int(appliance.show(GATEWAY, "CPUUsageNSec")["CPUUsageNSec"]) / 1e9
+        pid = appliance.show(GATEWAY, "MainPID")["MainPID"]
+        assert appliance.box.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[16] == "-5"  # its priority
         assert used < 0.8, f"{used:.2f} s of processor time"
     print(f"gateway: {walls}")
     assert min(walls) < 1.0, walls
