@@ -277,8 +277,7 @@ def _down(s: Situation, desired: Desired, starting: Sequence[Desired]) -> tuple[
         later = f"restart in {format_duration(max(due, 1.0))}"
         view = View("restarting", record.reason, record.cause, later, record.not_before)
         early = due > NET_S - seen.age_s - NET_MARGIN_S
-        settled = seen.age_s > BURST_AHEAD_S  # a stopped unit tells of no end that a late line explains
-        return view, _cut_net(s, seen, instance, later) if early and settled else None
+        return view, _cut_net(s, seen, instance, later) if early else None
     obstacle = _turn(desired, starting) or _unsettled(s, desired)
     if obstacle:
         view = View("waiting", obstacle, next="starts by itself then")
@@ -299,8 +298,11 @@ def _way(s: Situation, desired: Desired) -> Verb:
 
 
 def _cut_net(s: Situation, seen: Seen, instance: str, reason: str) -> Action | None:
-    """systemd's own restart would come before the decided one: stop the unit, the wish stays on record."""
-    if seen.unit is not UnitState.NET:
+    """systemd's own restart would come before the decided one: stop the unit, the wish stays on record.
+
+    Not at once: a unit that was stopped tells of no end, and the kernel's line that explains this one may be late.
+    """
+    if seen.unit is not UnitState.NET or seen.age_s <= BURST_AHEAD_S:
         return None
     return Action(Verb.STOP, instance, f"not before: {reason}", s.record(instance).cause)
 

@@ -53,6 +53,21 @@ def test_the_copyright_file_knows_each_of_them() -> None:
             assert f"site/*/{module}" in files, package
 
 
+def test_each_paragraph_on_files_names_its_licence_and_each_licence_has_its_words() -> None:
+    _, *paragraphs = (ROOT / "packaging/debian/copyright").read_text().split("\n\n")
+    named, told = set(), set()
+    for paragraph in paragraphs:
+        keys = re.findall(r"^([A-Z][a-z]+):", paragraph, re.MULTILINE)
+        (licence,) = re.findall(r"^License: (.*(?:\n .*)*)", paragraph, re.MULTILINE)
+        if keys[0] == "Files":
+            assert keys[:3] == ["Files", "Copyright", "License"] and "\n" not in licence, paragraph
+            named |= set(re.findall(r"[A-Z][\w.-]+", licence))
+        else:
+            assert keys == ["License"] and "\n" in licence, paragraph
+            told.add(licence.partition("\n")[0])
+    assert named == told
+
+
 def test_no_host_is_named() -> None:
     for path in [*LOCKS, *(ROOT / "packaging").glob("*.sh"), ROOT / "packaging/debian/rules"]:
         assert "://" not in path.read_text(), path.name

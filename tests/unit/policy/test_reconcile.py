@@ -293,6 +293,15 @@ def test_engines_wait_for_runtime_and_model(readiness: Readiness, actions: list[
         assert made.views["chat"].reason in (readiness.runtime, readiness.models.get("chat"))
 
 
+@pytest.mark.parametrize(("age_s", "verbs"), [(2.0, []), (6.0, ["stop"])])
+def test_whatever_is_in_the_way_the_net_is_cut_when_the_end_has_its_cause(age_s: float, verbs: list[str]) -> None:
+    """The kernel's line that explains an end may come seconds after it, and is not looked for in a stopped unit."""
+    seen = {"chat": Seen(UnitState.NET, "r1", age_s=age_s)}
+    made = plan(situation([engine("chat")], seen, readiness=Readiness(runtime="the vLLM runtime: downloading")))
+    assert made.views["chat"].state == "waiting"
+    assert [verb for verb, _ in steps(made)] == verbs
+
+
 def test_the_runtime_is_asked_for_with_pauses_and_not_for_held_engines() -> None:
     missing, seen = Readiness(runtime="not built yet", runtime_idle=True), {"chat": Seen(UnitState.DOWN)}
     assert steps(plan(situation([engine("chat")], seen, readiness=missing, recent={"": 0.0}))) == []
