@@ -5,7 +5,6 @@ A comment or a byte of the answer commits the status; after that an error can on
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
@@ -16,6 +15,8 @@ from appliance.errors import ApiError
 from appliance.policy.retry import hint
 from appliance.wire import apierror, headers, sse
 from appliance.wire.openai import Shape
+
+from .outlet import Outlet
 
 STREAM = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 REASONS = {int(status): status.phrase for status in HTTPStatus}
@@ -37,17 +38,17 @@ class Answer:
         "ended",
         "extra",
         "keep_alive",
+        "outlet",
         "pending",
         "request_id",
         "shape",
         "status",
         "stream",
-        "transport",
     )
 
     def __init__(
         self,
-        transport: asyncio.Transport,
+        outlet: Outlet,
         *,
         shape: Shape,
         request_id: str,
@@ -55,7 +56,7 @@ class Answer:
         keep_alive: bool,
         extra: str = "",
     ) -> None:
-        self.transport = transport
+        self.outlet = outlet
         self.shape = shape
         self.request_id = request_id
         self.chunked = http11  # HTTP/1.0 knows no chunks: there the end of the connection ends the answer
@@ -105,14 +106,10 @@ class Answer:
         self.write(self.frame(payload))
 
     def write(self, data: bytes) -> None:
-        """Write framed bytes, a head that waits before them: each write is a call into the kernel.
-
-        Nothing is written when the client has gone meanwhile: a closed transport takes no bytes.
-        """
+        """Write framed bytes, a head that waits before them."""
         if self.pending:
             data, self.pending = self.pending + data, b""
-        if not self.transport.is_closing():
-            self.transport.write(data)
+        self.outlet.write(data)
 
     def comment(self, fields: str, text: bytes = sse.COMMENT) -> None:
         """Fill a silence; the first comment commits the stream."""
@@ -122,9 +119,10 @@ class Answer:
 
     def end(self, last: bytes = b"") -> None:
         """The answer is whole; `last` are framed bytes that go before its end."""
-        last += b"0\r\n\r\n" if self.chunked else b""
-        if last or self.pending:
-            self.write(last)
+        last = self.pending + last + b"0\r\n\r\n" if self.chunked else self.pending + last
+        self.pending = b""
+        if last:
+            self.outlet.write_late(last)
         self.ended = True
 
     def break_off(self, event: bytes) -> None:
@@ -165,7 +163,7 @@ class Answer:
         """A body that cannot be finished is cut, so that it cannot look whole."""
         self.keep_alive = False
         self.ended = True
-        self.transport.abort()
+        self.outlet.transport.abort()
 
     @property
     def keeps_connection(self) -> bool:

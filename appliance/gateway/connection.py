@@ -21,7 +21,9 @@ from appliance.wire.requesthead import BadRequest, RequestHead, RequestHeads, ma
 
 from .answer import Answer
 from .bodies import keep
+from .outlet import Outlet
 from .requestid import new_request_id
+from .turn import Turn
 
 LINGER = 2.0  # seconds in which a client that still sends may take notice of its answer
 BURST = 32  # requests of a connection that are handled in one turn of the loop: the other connections have theirs too
@@ -57,6 +59,7 @@ class Crowd(Protocol):
     heads: dict[ClientConnection, float]  # while it sends a request's head
     bodies: dict[ClientConnection, float]  # while it sends a body that is waited for: when the last bytes came
     reader: RequestHeads
+    turn: Turn
 
     def handle(self, connection: ClientConnection, head: RequestHead) -> None:
         """A request's head came."""
@@ -76,13 +79,13 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_advancing", "_answering", "_begun_at", "_crowd", "_decoder", "_ending", "_held", "_left", "_pieces",
-        "_reading", "_resting", "_stopped", "_timer", "_wanted", "_whole", "is_surplus", "job", "remote", "transport",
+        "_reading", "_resting", "_stopped", "_timer", "_wanted", "_whole", "is_surplus", "job", "outlet", "remote",
         "writing_paused",
     )  # fmt: skip
 
     def __init__(self, crowd: Crowd) -> None:
         self._crowd = crowd
-        self.transport: asyncio.Transport | None = None
+        self.outlet: Outlet | None = None  # while it is there
         self.remote = "unix"  # the client's address
         self.job: Job | None = None
         self.is_surplus = False  # one more than there may be, when it came
@@ -104,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
 
     # --- the transport's calls ------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.outlet = Outlet(cast(asyncio.Transport, transport), self._crowd.turn)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.remote = str(peer[0])
@@ -112,7 +115,7 @@ class ClientConnection(asyncio.Protocol):
         self._crowd.made(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.transport = None
+        self.outlet = None
         self._ending = True
         self._held, self._pieces = b"", []
         for places in (self._crowd.idle, self._crowd.heads, self._crowd.bodies):
@@ -125,6 +128,8 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         """A client that sends no more is gone: the transport closes behind this call."""
         self._tell_left()
+        if self.outlet is not None:
+            self.outlet.flush()
 
     def _tell_left(self) -> None:
         job, self.job = self.job, None
@@ -241,13 +246,13 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(ApiError("invalid_request", "the body cannot be read"))
             return
         self._crowd.handle(self, head)
-        if self.transport is None:
+        if self.outlet is None:
             return
         if self._wanted:
             self._begun_at = self._crowd.bodies[self] = clock.monotonic()
         self._use(*begun)
         if self._wanted and head.expects_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def collect(self, job: Job) -> bytes | None:
         """The body, where it is whole. Else the handler waits: each part of it is told to `job`, then the whole."""
@@ -260,12 +265,11 @@ class ClientConnection(asyncio.Protocol):
 
     def answered(self, *, keep_alive: bool) -> None:
         """The request's answer is on its way to the client, whole or broken off."""
-        self.job = None
-        self._answering = False
+        self.job, self._answering = None, False
         if self._wanted:
             self._wanted, self._pieces = False, []
             self._crowd.bodies.pop(self, None)
-        if self._ending or self.transport is None:
+        if self._ending or self.outlet is None:
             return
         if not keep_alive:
             self._end()
@@ -279,9 +283,9 @@ class ClientConnection(asyncio.Protocol):
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error what is no request, and end."""
-        if self.transport is not None and not self._ending:
+        if self.outlet is not None and not self._ending:
             Answer(
-                self.transport, shape=Shape.OPENAI, request_id=new_request_id(), http11=True, keep_alive=False,
+                self.outlet, shape=Shape.OPENAI, request_id=new_request_id(), http11=True, keep_alive=False,
             ).refuse(error)  # fmt: skip
             self._reading = True  # whatever else is sent
             self._end()
@@ -358,28 +362,26 @@ class ClientConnection(asyncio.Protocol):
         """Take no more, and close. A client that may still send hears the end first: what it sends to a closed
         connection would take the answer from it."""
         sends = self._reading or bool(self._held)
-        self._ending = True
-        self._held = b""
-        transport = self.transport
-        if transport is None or transport.is_closing():
+        self._ending, self._held = True, b""
+        outlet = self.outlet
+        if outlet is None or outlet.transport.is_closing():
             return
         if not sends:
-            transport.close()
+            outlet.close()
             return
-        if transport.can_write_eof():
-            transport.write_eof()
+        outlet.end()
         self._go_on()
         self._linger()
 
     def _stop(self) -> None:
-        if not self._stopped and self.transport is not None:
+        if not self._stopped and self.outlet is not None:
             self._stopped = True
-            self.transport.pause_reading()
+            self.outlet.transport.pause_reading()
 
     def _go_on(self) -> None:
-        if self._stopped and self.transport is not None and not self.transport.is_closing():
+        if self._stopped and self.outlet is not None and not self.outlet.transport.is_closing():
             self._stopped = False
-            self.transport.resume_reading()
+            self.outlet.transport.resume_reading()
 
     def _linger(self) -> None:
         """Read and throw away what is still sent, for a moment."""
@@ -389,8 +391,8 @@ class ClientConnection(asyncio.Protocol):
     def close(self) -> None:
         """End the connection when what was written is sent."""
         self._ending = True
-        if self.transport is not None:
-            self.transport.close()
+        if self.outlet is not None:
+            self.outlet.close()
 
     @property
     def is_busy(self) -> bool:

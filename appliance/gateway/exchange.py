@@ -1,8 +1,8 @@
 """One call from its parsed envelope to its end: admission, attempts, and the watch over its silences.
 
 The steps follow one another by calls: a call that is admitted at once and finds a pooled connection is with its engine
-before the loop turns, and one that waits is called back. Only to connect takes a task. The ticker calls `tick` several
-times a second; everything that depends on time is decided there, so that a token costs no timer.
+at the end of the loop's turn, and one that waits is called back. Only to connect takes a task. The ticker calls `tick`
+several times a second; everything that depends on time is decided there, so that a token costs no timer.
 
 Law: every way ends in `_end`, once; there the lease or the place in the queue goes back.
 """

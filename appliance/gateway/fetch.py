@@ -68,12 +68,10 @@ async def get(replica: Replica, path: str, deadline: float) -> tuple[int, bytes]
     connection = await replica.pool.connect(deadline)
     reader = _Reader()
     try:
-        connection.acquire(reader, reader.feed)
         target = replica.target
         key = f"authorization: Bearer {target.key}\r\n" if target.key else ""
         head = f"GET {target.prefix}{path} HTTP/1.1\r\nhost: {target.authority}\r\n{key}connection: close\r\n\r\n"
-        assert connection.transport is not None
-        connection.transport.write(head.encode("latin-1"))
+        connection.send(reader, reader.feed, (head.encode("latin-1"),))
         return await asyncio.wait_for(reader.future, deadline)
     except (asyncio.TimeoutError, TimeoutError):
         raise Late(f"no answer within {deadline:g} s") from None

@@ -40,12 +40,12 @@ class Handler:
 
     def serve(self, connection: ClientConnection, head: RequestHead) -> None:
         """Answer a request, or begin to."""
-        transport = connection.transport
-        if transport is None:  # gone before its request was looked at
+        outlet = connection.outlet
+        if outlet is None:  # gone before its request was looked at
             return
         host, route, values = self._host, ROUTES.get(head.path), head.values
         answer = Answer(
-            transport,
+            outlet,
             shape=route.shape if route else Shape.ANTHROPIC if head.path.startswith("/v1/messages") else Shape.OPENAI,
             request_id=("x-request-id" in values and headers.request_id(values["x-request-id"])) or new_request_id(),
             http11=head.http11,

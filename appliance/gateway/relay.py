@@ -26,7 +26,6 @@ from .finish import COMPLETE, LOST, End, Finish
 from .upstream import EngineConnection
 
 KEPT = 65536  # bytes at an answer's end in which its usage is looked for
-JOINED = 16384  # a request up to this size is copied behind its head; a larger body is not copied
 HEAD_OF_BODY = 4096  # and at its beginning: some bodies tell it there
 END = b"0\r\n\r\n"  # the last chunk, without trailers
 INTERIM = 8  # heads with a status below 200 before an answer
@@ -84,15 +83,9 @@ class Relay:
 
     # --- life -----------------------------------------------------------------------------------------------------
     def send(self, connection: EngineConnection, head: bytes, body: Pieces) -> None:
-        """Hand the request to the engine; a large body's pieces are not joined."""
+        """Hand the request to the engine."""
         self.connection = connection
-        connection.acquire(self, self.read_head)
-        transport = connection.transport
-        assert transport is not None
-        if len(body[0]) <= JOINED:
-            transport.write(b"".join((head, *body)))
-        else:
-            transport.writelines((head, *body))  # one call of the kernel, as far as its buffer takes it
+        connection.send(self, self.read_head, (head, *body))
 
     def finish(self, finish: Finish, *, keep: bool = False) -> None:
         """Let go of the engine and report; a second call does nothing."""
@@ -229,7 +222,7 @@ class Relay:
         head = self.head
         assert head is not None
         self.answer.begin_stream(head.onward_stream + self.fields)
-        self.write = self.answer.transport.write
+        self.write = self.answer.outlet.transport.write  # for each token: it waits for nothing, and nothing waits
 
     def _look(self, data: bytes, ready: bytes) -> None:
         """Bytes that are not plainly token events: decode, split, judge each event. `ready` goes out before them."""

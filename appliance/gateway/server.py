@@ -7,6 +7,7 @@ at now and then, all together: a request sets no timer.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from appliance.errors import ApiError
 from appliance.wire.requesthead import RequestHead, RequestHeads
 
 from .connection import ClientConnection
+from .turn import Turn
 
 KEEPALIVE = 75.0  # seconds that a connection may be idle, before its first request too
 YOUNG = 1.0  # seconds for which an idle connection is not closed for another: it may have a request on its way
@@ -31,6 +33,7 @@ class ClientServer:
     ) -> None:
         self.handle, self._most = handle, most
         self.reader = RequestHeads()
+        self.turn = Turn(asyncio.get_running_loop())
         self.connections: set[ClientConnection] = set()
         self.idle: dict[ClientConnection, float] = {}  # longest first
         self.heads: dict[ClientConnection, float] = {}  # oldest first
@@ -45,8 +48,8 @@ class ClientServer:
         self.connections.add(connection)
         surplus = len(self.connections) - self._most()
         connection.is_surplus = surplus > 0 and not self._end_idle()
-        if connection.is_surplus and surplus > SPARE and connection.transport is not None:
-            connection.transport.abort()
+        if connection.is_surplus and surplus > SPARE and connection.outlet is not None:
+            connection.outlet.transport.abort()
 
     def lost(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
@@ -98,7 +101,7 @@ class ClientServer:
         """
         before, self._unread = self._unread, {}
         for connection in list(self.connections):
-            transport = connection.transport
+            transport = connection.outlet.transport if connection.outlet is not None else None
             unsent = transport.get_write_buffer_size() if transport is not None else 0
             if transport is None or not unsent or connection.job is not None:  # a running call has its own deadlines
                 continue
@@ -127,5 +130,5 @@ class ClientServer:
     def abort(self) -> None:
         """Cut off those whose clients did not take what was written."""
         for connection in list(self.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+            if connection.outlet is not None:
+                connection.outlet.transport.abort()

@@ -2,6 +2,8 @@
 
 An engine closes an idle connection after five seconds; the pool lets go of one after `IDLE_LIMIT`, so that a request
 seldom meets a connection that is about to end. There is no limit on the number: admission holds that.
+
+A request is written at the end of the turn of the loop, with those of other calls.
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from appliance import clock
 
+from .turn import Turn
+
 IDLE_LIMIT = 3.0
+JOINED = 16384  # bytes of a body up to which it is copied behind its head; a larger one is not
 
 
 class ConnectFailed(Exception):
@@ -69,13 +74,14 @@ def remote_target(url: str, key: str) -> Target:
 class EngineConnection(asyncio.Protocol):
     """One connection; what it receives goes to `feed` of the owner, nothing is looked at here."""
 
-    __slots__ = ("broke", "feed", "idle_since", "owner", "pool", "reused", "transport")
+    __slots__ = ("_request", "broke", "feed", "idle_since", "owner", "pool", "reused", "transport")
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.transport: asyncio.Transport | None = None
         self.owner: Owner | None = None
         self.feed: Callable[[bytes], None] | None = None
+        self._request: tuple[Callable[[bytes], None], Sequence[bytes | memoryview]] | None = None  # not written yet
         self.reused = False
         self.broke = False  # it was lost, where it could have been closed
         self.idle_since = 0.0
@@ -85,25 +91,42 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         feed = self.feed
-        if feed is None:  # an engine that speaks unasked is out of step
-            self.abort()
+        if feed is None:  # an engine that speaks unasked is out of step; an owner whose request waits hears of the end
+            if self.transport is not None:
+                self.transport.abort()
             return
         feed(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.transport, self.broke = None, exc is not None
         self.pool.forget(self)
-        owner, self.owner, self.feed = self.owner, None, None
+        owner = self.owner
+        self._let_go()
         if owner is not None:
             owner.engine_lost(self)
 
-    def acquire(self, owner: Owner, feed: Callable[[bytes], None]) -> None:
-        """From now on bytes go to `feed` and the end to `owner`."""
-        self.owner, self.feed = owner, feed
+    def send(self, owner: Owner, feed: Callable[[bytes], None], request: Sequence[bytes | memoryview]) -> None:
+        """Send a head and a body's pieces; what comes then goes to `feed`, and the end from now on to `owner`."""
+        self.owner, self._request = owner, (feed, request)
+        self.pool.turn.add(self._write)
+
+    def _write(self) -> None:
+        transport, waiting = self.transport, self._request
+        if transport is None or waiting is None or transport.is_closing():  # it ended meanwhile, or its owner did
+            return
+        self.feed, request = waiting
+        self._request = None
+        if len(request) < 2 or len(request[1]) <= JOINED:
+            transport.write(b"".join(request))
+        else:
+            transport.writelines(request)  # one call of the kernel, as far as its buffer takes it
+
+    def _let_go(self) -> None:
+        self.owner = self.feed = self._request = None
 
     def release(self, *, keep: bool) -> None:
         """The owner is done; the connection goes back to its pool or ends."""
-        self.owner = self.feed = None
+        self._let_go()
         transport = self.transport
         # An engine that answered before it had read the whole request may never read the rest: then what comes next?
         if keep and transport is not None and not transport.is_closing() and not transport.get_write_buffer_size():
@@ -114,7 +137,7 @@ class EngineConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once: the engine sees it and stops its work for this call."""
-        self.owner = self.feed = None
+        self._let_go()
         if self.transport is not None:
             self.transport.abort()
 
@@ -125,6 +148,7 @@ class Pool:
     def __init__(self, target: Target, loop: asyncio.AbstractEventLoop) -> None:
         self.target = target
         self._loop = loop
+        self.turn = Turn(loop)
         self._idle: deque[EngineConnection] = deque()
         self._tls = ssl.create_default_context() if target.tls else None
 

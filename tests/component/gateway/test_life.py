@@ -124,7 +124,7 @@ def test_readiness_status_and_watchdog(start: Start, engine: FakeEngine, manager
 
 # Gateways that are broken in one place, as a fault of ours could break them; the admin listener of the second answers.
 DEAF = ("gateway/listeners.py", "            self._loop.add_reader(self.socket.fileno(), self._accept)\n", "")
-_BEGINS = "        if transport is None:  # gone before"
+_BEGINS = "        if outlet is None:  # gone before"
 MUTE = ("gateway/handler.py", _BEGINS, f"        return\n{_BEGINS}")
 
 

@@ -14,8 +14,10 @@ from appliance.gateway.answer import Answer
 from appliance.gateway.engines import Engines, Group, Replica
 from appliance.gateway.exchange import Exchange
 from appliance.gateway.finish import End, Finish
+from appliance.gateway.outlet import Outlet
 from appliance.gateway.relay import Relay
 from appliance.gateway.tasks import Tasks
+from appliance.gateway.turn import Turn
 from appliance.gateway.upstream import EngineConnection, Target
 from appliance.policy.admission import Admission, Ticket
 from appliance.wire.openai import ROUTES, Call, Shape
@@ -62,7 +64,8 @@ class Stage:
         self.ends: dict[int, End] = {}
 
     def call(self, number: int, **options: Any) -> Exchange:
-        answer = Answer(Wire(), shape=Shape.OPENAI, request_id=f"r{number}", http11=True, keep_alive=True)
+        outlet = Outlet(Wire(), Turn(self.loop))
+        answer = Answer(outlet, shape=Shape.OPENAI, request_id=f"r{number}", http11=True, keep_alive=True)
 
         exchange = Exchange(
             Owner(self.ends, number, **options), answer, Call(model="m", stream=False, size=2),
@@ -78,13 +81,16 @@ class Stage:
         return not (self.group.waiters or admission.waiting or admission.in_flight())
 
 
-def test_a_call_is_at_its_engine_and_back_without_a_turn_of_the_loop() -> None:
+def test_a_call_is_at_its_engine_at_the_end_of_the_turn_that_let_it_in() -> None:
     async def run() -> None:
         stage = Stage()
         first, second = stage.call(1), stage.call(2)
+        await asyncio.sleep(0)
         assert b"x-request-id: r1\r\n" in stage.engine.data and second.position == 1 and not stage.ends
         stage.connection.data_received(WHOLE)
-        assert stage.ends == {1: End.COMPLETE} and b"x-request-id: r2\r\n" in stage.engine.data
+        assert stage.ends == {1: End.COMPLETE}
+        await asyncio.sleep(0)
+        assert b"x-request-id: r2\r\n" in stage.engine.data
         assert first.answer.ended and not second.answer.ended
         stage.connection.data_received(WHOLE)
         assert stage.ends[2] is End.COMPLETE and stage.is_still() and not stage.faults
@@ -97,6 +103,7 @@ def test_what_a_call_took_is_free_at_its_end_without_the_garbage_collector() -> 
         stage = Stage()
         stage.call(1)
         assert any(isinstance(one, (Exchange, Relay)) for one in gc.get_objects())
+        await asyncio.sleep(0)
         stage.connection.data_received(WHOLE)
         assert stage.ends == {1: End.COMPLETE}
         assert not any(isinstance(one, (Exchange, Relay)) for one in gc.get_objects())
@@ -134,6 +141,7 @@ def test_a_fault_of_ours_ends_its_own_call_alone() -> None:
         stage.call(1)
         stage.call(2, look=fault)
         stage.call(3)
+        await asyncio.sleep(0)
         stage.connection.data_received(WHOLE)
         assert stage.ends == {1: End.COMPLETE, 2: End.REFUSED} and stage.faults == ["ours"]
         assert list(stage.group.waiters) == [] and stage.group.admission.in_flight() == 1, "the third one runs"

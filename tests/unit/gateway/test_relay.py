@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from appliance import clock
 from appliance.gateway.answer import Answer
 from appliance.gateway.finish import LEFT, End, Finish
+from appliance.gateway.outlet import Outlet
 from appliance.gateway.relay import Relay
+from appliance.gateway.turn import Turn
 from appliance.gateway.upstream import EngineConnection, Pool, Target
 from appliance.wire.chunked import ChunkDecoder
 from appliance.wire.openai import ROUTES, Call, Shape
@@ -58,7 +60,9 @@ class Stage:
         loop = asyncio.get_running_loop()
         self.client, self.engine = Wire(), Wire()
         route = ROUTES[path]
-        self.answer = Answer(self.client, shape=route.shape, request_id="r", http11=http11, keep_alive=True)
+        self.turn = Turn(loop)
+        outlet = Outlet(self.client, self.turn)
+        self.answer = Answer(outlet, shape=route.shape, request_id="r", http11=http11, keep_alive=True)
         self.answer.stream = stream
         self.ends: list[Finish] = []
         call = Call(model="m", stream=stream, size=1)
@@ -67,18 +71,22 @@ class Stage:
         self.connection = EngineConnection(self.pool)
         self.connection.connection_made(self.engine)
         self.relay.send(self.connection, b"HEAD", (b"BODY",))
+        self.pool.turn.end()
 
     def feed(self, data: bytes, size: int = 0) -> None:
         for start in range(0, len(data), size or len(data)):
             if not self.relay.done:
                 self.connection.data_received(data[start : start + (size or len(data))])
+        self.turn.end()
 
     def finish(self) -> Finish:
+        self.turn.end()
         assert self.relay.done and len(self.ends) == 1
         return self.ends[0]
 
     def body(self) -> bytes:
         """The payload that the client got, its framing checked."""
+        self.turn.end()
         head, _, rest = self.client.data.partition(b"\r\n\r\n")
         if b"transfer-encoding" not in head.lower():
             return rest
