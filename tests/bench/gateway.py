@@ -19,7 +19,7 @@ from pathlib import Path
 
 from appliance.config.model import KeyLimits
 from appliance.host import keystore
-from tests.support.webserver import free_port
+from tests.support.webserver import free_ports
 
 from . import packaged
 from .engine import Engine
@@ -87,7 +87,7 @@ def gateway(engines: Sequence[int], directory: Path, keys: Path, limit: int | No
 
     `limit`: of requests at work at once on an engine, instead of the one that adapts.
     """
-    port, admin = free_port(), free_port()
+    port, admin = free_ports(2)
     (directory / "audit").mkdir()
     (directory / "run/gateway").mkdir(parents=True)
     (directory / "state/gateway").mkdir(parents=True)

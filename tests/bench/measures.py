@@ -243,7 +243,7 @@ MEASURES: tuple[Measure, ...] = (
     _added("streams", "delay of a token, 64 streams, 99 of 100", "transit_us", "p99", 1.0),
     _added("many", "delay of a token, 1,000 streams, 99 of 100", "transit_us", "p99", 10.0),
     _added("streams", "delay of the first token, 64 streams, median", "first_us", "p50", 0.6),
-    Measure("first token of new clients, processors starved, 99 of 100", "s", 2, ("starved",),
+    Measure("first token of new clients, processors starved, the unit's priority, 99 of 100", "s", 2, ("starved",),
             of_row("starved", lambda row: row.load["first_us"]["p99"] / 1e6), (Bar(0.7),), (GATEWAY,)),
     Measure("200 clients leave: answers made to the end", "", 0, ("leave",),
             of_row("leave", lambda row: float(row.load["left"] - row.engine["left"])), (Bar(0),), over=max),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support import provisions
 from tests.support.waiting import wait_until
-from tests.support.webserver import free_port
+from tests.support.webserver import free_port, free_ports
 
 from . import proctree
 
@@ -93,10 +93,10 @@ def vllm_router(engine: int, directory: Path, keys: Path) -> Iterator[Proxy]:
         found = provisions.vllm_router()
     except (OSError, RuntimeError) as error:
         raise NotHere(str(error)) from None
-    port = free_port()
+    port, prometheus = free_ports(2)
     command = [
         str(found), "--host", "127.0.0.1", "--port", str(port), "--worker-urls", f"http://127.0.0.1:{engine}",
-        "--policy", "round_robin", "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()),
+        "--policy", "round_robin", "--prometheus-host", "127.0.0.1", "--prometheus-port", str(prometheus),
         "--log-level", "warning", "--request-timeout-secs", "600", "--worker-startup-timeout-secs", "30",
     ]  # fmt: skip
     with running(command, directory, port, "/health") as process:

@@ -5,6 +5,7 @@ A scenario leaves one row for each repetition, proxy and size. Its name is what 
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tests.support.provisions import ROOT
 from tests.support.waiting import wait_until
 
 from . import proctree
@@ -27,6 +29,7 @@ USUAL_KEYS = 100
 SPINNERS = 5
 AFTER = 0.4  # seconds in which a proxy does what is left to do, as ledger lines, before its time is read
 GONE = 0.5  # seconds after which clients leave in the middle of a prefill
+UNIT = ROOT / "systemd/llm-gateway.service"
 PREFILL = 6.0  # seconds that this prefill takes
 
 
@@ -79,18 +82,27 @@ class Scenario:
 
 
 class Starved(Scenario):
-    """New clients come while many streams run and all processors are wanted by others."""
+    """New clients come while many streams run and all processors are wanted by others.
+
+    The one scenario in which it matters which process goes first: the gateway has the priority that its unit gives it.
+    """
 
     def run(self, proxy: Proxy, engine: Engine, row: Row) -> None:
         engine.pace(**self.pace)
         engine.reset()
         many = {"clients": self.streams, "tokens": 400, "ramp_ms": 1000}
-        with Load(proxy.port, proxy.keys, **many) as running:
+        with proctree.niced(proxy.family(), unit_nice()), Load(proxy.port, proxy.keys, **many) as running:
             wait_until(lambda: engine.stats()["active"] > 0.95 * self.streams, 20, f"{self.streams} streams run", 0.05)
             with _spinning(), Load(proxy.port, proxy.keys, **self.load) as coming:
                 row.load = coming.wait(60)
             row.beside = running.wait(60)
         row.engine = engine.stats()
+
+
+def unit_nice() -> int:
+    """The niceness of the gateway's unit."""
+    found = re.search(r"^Nice=(-?\d+)$", UNIT.read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.bench.engine import Engine
 from tests.bench.gateway import gateway, write_keys
 from tests.bench.load import Load, faults, load
 from tests.bench.proxies import Proxy, direct, scratch
-from tests.bench.scenarios import NGINX, ROUTER, Row, Scenario
+from tests.bench.scenarios import NGINX, ROUTER, Row, Scenario, unit_nice
 from tests.support import provisions
 from tests.support.waiting import wait_until
 
@@ -165,3 +165,17 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
     assert process.returncode == 130 and said.rstrip().endswith("stopped")
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_has_another_niceness_for_a_while() -> None:
+    with subprocess.Popen(["sleep", "30"]) as process:
+        try:
+            with proctree.niced([process.pid], 3):
+                assert os.getpriority(os.PRIO_PROCESS, process.pid) == 3
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) == 0
+        finally:
+            process.kill()
+
+
+def test_the_gateways_niceness_is_its_units() -> None:
+    assert unit_nice() < 0

@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.support import provisions
@@ -98,5 +99,11 @@ def _changed(text: str, *changes: tuple[str, str]) -> str:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many, each another one: they are looked for together."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(probe.getsockname()[1]) for probe in probes]
