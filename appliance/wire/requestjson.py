@@ -18,6 +18,7 @@ LARGE = 1 << 20
 MAX_VALUES, MAX_CONTAINERS = 500_000, 250_000
 QUOTES = 4_000  # of a body that are followed; a step takes a fifth of a microsecond
 BACKSLASH = 92
+_OTHERS = bytes(set(range(256)).difference(b",[{"))
 
 
 def read(body: bytes) -> dict[str, object]:
@@ -36,11 +37,13 @@ def read(body: bytes) -> dict[str, object]:
 def _holds_too_much(body: bytes) -> bool:
     """Whether the signs between values are too many, those in texts included unless there is no need to count at all.
 
-    Counting takes 5 ms for 1 MiB of text. A large body is mostly text, and what stands outside of texts is soon found.
+    To pick them out takes 1.3 ms for 1 MiB. A large body is mostly text; what stands outside of texts is soon found.
     """
     if _outside_texts(body) <= MAX_CONTAINERS:
         return False
-    return body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS
+    signs = body.translate(None, _OTHERS)  # one pass; to count the three takes four times as long
+    values = signs.count(b",")
+    return values > MAX_VALUES or len(signs) - values > MAX_CONTAINERS
 
 
 def _outside_texts(body: bytes) -> int:
