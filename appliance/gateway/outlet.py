@@ -30,9 +30,10 @@ class Outlet:
 
     def write_late(self, data: bytes) -> None:
         """Write at the end of the turn."""
-        if not self._late:
-            self._turn.add(self.flush)
+        is_first = not self._late
         self._late += data
+        if is_first:
+            self._turn.add(self.flush)
 
     def close(self) -> None:
         """Close the connection when all is sent."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.gateway.outlet import Outlet
-from appliance.gateway.turn import Turn
+from appliance.gateway.turn import CROWD, Turn
 
 from .test_connection import Wire
 
@@ -67,5 +67,16 @@ def test_a_client_that_went_gets_nothing() -> None:
         outlet.write(b"now")
         await asyncio.sleep(0)
         assert wire.data == b""
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_is_the_last_of_a_crowd_goes_out_with_it() -> None:
+    async def run() -> None:
+        turn = Turn(asyncio.get_running_loop())
+        wires = [Wire() for _ in range(CROWD)]
+        for wire in wires:
+            Outlet(wire, turn).write_late(b"an answer")
+        assert all(wire.data == b"an answer" for wire in wires)
 
     asyncio.run(run())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from appliance.gateway.turn import Turn
+from appliance.gateway.turn import CROWD, Turn
 
 
 def test_what_waits_is_done_in_order_and_once_when_the_turn_is_over() -> None:
@@ -21,6 +21,19 @@ def test_what_waits_is_done_in_order_and_once_when_the_turn_is_over() -> None:
         assert done == [1, 2, 3]
         await asyncio.sleep(0)
         assert done == [1, 2, 3]
+
+    asyncio.run(run())
+
+
+def test_a_crowd_does_not_wait_for_the_end() -> None:
+    async def run() -> None:
+        done: list[int] = []
+        turn = Turn(asyncio.get_running_loop())
+        for number in range(CROWD * 2 + 1):
+            turn.add(lambda number=number: done.append(number))  # type: ignore[misc]
+            assert len(done) == (number + 1) // CROWD * CROWD
+        await asyncio.sleep(0)
+        assert done == list(range(CROWD * 2 + 1))
 
     asyncio.run(run())
 
