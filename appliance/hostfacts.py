@@ -54,6 +54,15 @@ class Clock:
     synchronised: Maybe[bool] = UNKNOWN
 
 
+# Over a network, or a program in between: asking may take for ever, and locks may hang.
+_AWAY = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse", "beegfs", "gpfs")
+
+
+def is_away(kind: str) -> bool:
+    """Whether a file system of that kind lies elsewhere."""
+    return kind.startswith(_AWAY)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
     """The file system that a directory of ours lies on (or will: of its nearest parent that exists)."""

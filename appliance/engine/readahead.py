@@ -19,6 +19,7 @@ from appliance import clock
 from appliance.host import cgroup, files
 from appliance.host.journal import INFO
 from appliance.host.proc import CGROUPS, PROC
+from appliance.hostfacts import is_away
 from appliance.policy.readahead import portions
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.wire import procsys
@@ -51,7 +52,7 @@ def _run(directory: str, log: Callable[[int, str], None]) -> None:
 def read(directory: str, proc: str = PROC, cgroups: str = CGROUPS) -> int:
     """How many bytes the kernel was asked for; 0 where all were in memory. Blocks until they are. Raises OSError."""
     mount = procsys.mount_of(os.path.realpath(directory), procsys.mounts(files.read_text(f"{proc}/self/mountinfo")))
-    if mount is None or procsys.is_away(mount.kind):
+    if mount is None or is_away(mount.kind):
         return 0
     sizes = {entry.name: entry.stat().st_size for entry in os.scandir(directory) if entry.is_file()}
     chosen = portions(sizes, _indexed(directory), _available(proc, cgroups))

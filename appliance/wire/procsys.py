@@ -18,15 +18,6 @@ class MountLine:
     options: frozenset[str]
 
 
-# Over a network, or a program in between: asking may take for ever.
-_AWAY = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse", "beegfs", "gpfs")
-
-
-def is_away(kind: str) -> bool:
-    """Whether a file system of that kind lies elsewhere."""
-    return kind.startswith(_AWAY)
-
-
 def counters(text: str) -> Mapping[str, int]:
     """`name value` or `name: value kB` a line: meminfo (in bytes), vmstat, memory.events."""
     found = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from appliance.host.access import user_name
 from appliance.host.command import Silent, output_of
 from appliance.host.proc import PROC, read_process
-from appliance.hostfacts import Leftover, Mount, SharedMemory
+from appliance.hostfacts import Leftover, Mount, SharedMemory, is_away
 from appliance.quantity import UNKNOWN
 from appliance.wire import procsys
 
@@ -34,7 +34,7 @@ async def _mount(path: str, purpose: str, table: tuple[procsys.MountLine, ...]) 
     line = procsys.mount_of(path, iter(table))
     if line is None:
         return None
-    if procsys.is_away(line.kind):
+    if is_away(line.kind):
         figures = await _asked(path if os.path.isabs(path) else "/")
         if figures is None:
             return Mount(path=path, purpose=purpose, kind=line.kind)

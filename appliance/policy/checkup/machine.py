@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from appliance.config.model import Config
-from appliance.hostfacts import HostFacts, Limits, Memory, ModelFiles, Mount, NotKnown, SharedMemory
+from appliance.hostfacts import HostFacts, Limits, Memory, ModelFiles, Mount, NotKnown, SharedMemory, is_away
 from appliance.quantity import UNKNOWN, Maybe, format_size
 
 from .check import Said, good, listed, skipped, unknown, warning, wrong
@@ -23,7 +23,6 @@ RING_BYTES, SHM_ROOM = 160 << 20, GIB  # vLLM's broadcast ring for each engine; 
 LEFT_BYTES = GIB
 FILES, BACKLOG, MAPS, TASKS = 65536, 4096, 65530, 2048
 MOST_FILES_USED = 0.8
-_AWAY = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "lustre")
 _DRIVER_MARKS = ("nv", "uvm", "os_acquire", "rm_")  # how the driver's functions begin
 _OURS = ("vllm", "nvidia", "llm-")
 
@@ -230,7 +229,7 @@ def _kinds(mount: Mount) -> Iterator[Said]:
         yield wrong(
             f"{mount.path} is mounted noexec: compiled kernels cannot be loaded from there", "mount it with exec"
         )
-    if mount.purpose in ("caches", "state and runtimes") and mount.kind.startswith(_AWAY):
+    if mount.purpose in ("caches", "state and runtimes") and is_away(mount.kind):
         yield warning(
             f"{mount.path} ({mount.purpose}) lies on {mount.kind}: locks of compilers hang there",
             "put it on a disk of this machine",

@@ -133,6 +133,7 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("disk", mount(read_only=True), FAIL, ("read-only",)),
         ("disk", mount(purpose="caches", noexec=True), FAIL, ("noexec",)),
         ("disk", mount(purpose="caches", kind="nfs4"), WARN, ("locks of compilers",)),
+        ("disk", mount(purpose="caches", kind="beegfs"), WARN, ("locks of compilers",)),
         ("disk", mount(size=0, kind="nfs4", purpose="models"), DARK, ("does not answer",)),
         ("toolchain", PLAIN, SKIPPED, ("built for the CPU",)),
         ("clock", replace(PLAIN, clock=Clock(now=1e9, written=1e9, synchronised=True)), OK, ()),
