@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shlex
 import subprocess
@@ -119,11 +120,12 @@ class Appliance:
         return value
 
     @contextlib.contextmanager
-    def streaming(
-        self, tokens: int = 1500, model: str = CHAT, text: str = "Count from one to one thousand."
-    ) -> Iterator[Stream]:
-        """A stream with the SDK that has brought at least three deltas, and will bring exactly so many tokens."""
-        call = self._sdk_argv("stream", text, model, tokens, "")
+    def streaming(self, tokens: int = 1500, model: str = CHAT, text: str = "") -> Iterator[Stream]:
+        """A stream with the SDK that has brought at least three deltas, and will bring exactly so many tokens.
+
+        Without a `text` it is another request each time: one that saw two crashes would be refused.
+        """
+        call = self._sdk_argv("stream", text or _another(), model, tokens, "")
         argv = self.box.outside_argv([*call, "--all-tokens"])
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
@@ -133,17 +135,6 @@ class Appliance:
         finally:
             process.kill()
             process.communicate(timeout=20)
-
-    @contextlib.contextmanager
-    def streaming_blind(self) -> Iterator[None]:
-        """A stream that nobody expects anything of: work for an engine."""
-        call = self._sdk_argv("stream", "Count from one to one thousand.", CHAT, 500, "")
-        process = subprocess.Popen(self.box.outside_argv(call), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait(20)
 
     def curl(self, route: str, *options: str, key: str | None = None, limit: float = 60) -> tuple[int, str]:
         """Status and body of a request with plain curl in the box."""
@@ -156,6 +147,14 @@ class Appliance:
     def _sdk_argv(self, call: str, text: str, model: str, tokens: int, key: str) -> list[str]:
         script = [sys.executable, str(SUPPORT / "sdkclient.py"), call, "--base", f"{BASE}/v1"]
         return [*script, "--key", key or self.key, "--model", model, "--text", text, "--tokens", str(tokens)]
+
+
+_numbers = itertools.count(1)
+
+
+def _another() -> str:
+    """A text that was not sent before."""
+    return f"Count from {next(_numbers)} to one thousand."
 
 
 class Stream:
