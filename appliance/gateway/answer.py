@@ -33,6 +33,7 @@ class Answer:
 
     __slots__ = (
         "bodyless",
+        "broken",
         "chunked",
         "committed",
         "ended",
@@ -67,6 +68,7 @@ class Answer:
         self.pending = b""  # a head that waits for the first bytes behind it
         self.ended = False
         self.bodyless = False  # a HEAD request
+        self.broken = False  # it ended with an error event
         self.status = 0
 
     def begin_stream(self, fields: str = "") -> None:
@@ -126,8 +128,8 @@ class Answer:
         self.ended = True
 
     def break_off(self, event: bytes) -> None:
-        """A committed stream ends with an error event, no `[DONE]`, and the connection with it."""
-        self.keep_alive = False
+        """A committed stream ends with an error event, no `[DONE]`, and the connection soon after it."""
+        self.broken = True
         self.end(self.frame(event))
 
     def fail(self, error: ApiError, sequence: int = 0) -> None:

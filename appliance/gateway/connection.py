@@ -11,6 +11,8 @@ connection's share of a turn, waits; where that is too much, nothing more is rea
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, cast
 
 from appliance import clock
@@ -21,35 +23,15 @@ from appliance.wire.requesthead import BadRequest, RequestHead, RequestHeads, ma
 
 from .answer import Answer
 from .bodies import keep
+from .job import Job
 from .outlet import Outlet
 from .requestid import new_request_id
 from .turn import Turn
 
+FAREWELL = 1.0  # seconds in which one more request may come where a connection is to end that nobody was told of
 LINGER = 2.0  # seconds in which a client that still sends may take notice of its answer
 BURST = 32  # requests of a connection that are handled in one turn of the loop: the other connections have theirs too
 HELD = 65536  # bytes behind a running request that are kept; with more, nothing is read until it is answered
-
-
-class Job(Protocol):
-    """A request that is being handled."""
-
-    def received(self, size: int) -> None:
-        """So many bytes of its body came. Raises ApiError where they are too many."""
-
-    def body(self, data: bytes) -> None:
-        """Its body is whole."""
-
-    def body_failed(self, error: ApiError) -> None:
-        """Its body is late, too large or broken; no more of it comes."""
-
-    def client_left(self) -> None:
-        """The connection ended."""
-
-    def pause(self) -> None:
-        """The client's buffer is full."""
-
-    def resume(self) -> None:
-        """It has room again."""
 
 
 class Crowd(Protocol):
@@ -78,9 +60,9 @@ class ClientConnection(asyncio.Protocol):
     """One connection; at most one request is handled at a time."""
 
     __slots__ = (
-        "_advancing", "_answering", "_begun_at", "_crowd", "_decoder", "_ending", "_held", "_left", "_pieces",
-        "_reading", "_resting", "_stopped", "_timer", "_wanted", "_whole", "is_surplus", "job", "outlet", "remote",
-        "writing_paused",
+        "_advancing", "_answering", "_begun_at", "_crowd", "_decoder", "_ending", "_held", "_is_last", "_left",
+        "_pieces", "_reading", "_resting", "_stopped", "_timer", "_wanted", "_whole", "is_surplus", "job", "outlet",
+        "remote", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, crowd: Crowd) -> None:
@@ -96,6 +78,7 @@ class ClientConnection(asyncio.Protocol):
         self._wanted = False  # and somebody waits for it
         self._whole = b""  # the body of the request that is being handed over, where it is here
         self._ending = False  # nothing more is taken
+        self._is_last = False  # the next request is the last one
         self._advancing = False
         self._resting = False  # the others have their turn
         self._stopped = False  # nothing is read
@@ -224,6 +207,8 @@ class ClientConnection(asyncio.Protocol):
         if self.is_surplus and (refusal := crowd.is_crowded()) is not None:
             self.refuse(refusal)
             return False
+        if self._is_last:
+            head = replace(head, keep_alive=False)
         end += 4
         length = head.length
         self._answering = True
@@ -274,12 +259,20 @@ class ClientConnection(asyncio.Protocol):
         if not keep_alive:
             self._end()
         elif self._reading:
-            self._linger()
+            self._wait(LINGER, self.close)
         elif self._held or self._stopped:
             self._go_on()
             self._advance()
         elif not self._advancing:
             self._crowd.idle[self] = clock.monotonic()
+
+    def end_soon(self) -> None:
+        """One more request is answered, and told that the connection ends; where none comes, it ends in a moment.
+
+        For an answer that said nothing of an end when it began: whoever has it whole may have sent the next request.
+        """
+        self._is_last = True
+        self._wait(FAREWELL, self._end_idle)
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error what is no request, and end."""
@@ -371,7 +364,7 @@ class ClientConnection(asyncio.Protocol):
             return
         outlet.end()
         self._go_on()
-        self._linger()
+        self._wait(LINGER, self.close)
 
     def _stop(self) -> None:
         if not self._stopped and self.outlet is not None:
@@ -383,10 +376,14 @@ class ClientConnection(asyncio.Protocol):
             self._stopped = False
             self.outlet.transport.resume_reading()
 
-    def _linger(self) -> None:
-        """Read and throw away what is still sent, for a moment."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LINGER, self.close)
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, then)
+
+    def _end_idle(self) -> None:
+        if not (self.is_busy or self._held):
+            self.close()
 
     def close(self) -> None:
         """End the connection when what was written is sent."""

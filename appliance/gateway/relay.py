@@ -311,7 +311,7 @@ class Relay:
             data = sse.data_of(event) or b""
             self.finish(Finish(End.REFUSED, engine_error(500, data)))
             return
-        self.answer.keep_alive = False
+        self.answer.broken = True
         self._pass(out, ready, last=True)
         self.finish(Finish(End.BROKEN, ApiError("engine_error", "the engine reported an error in the stream")))
 

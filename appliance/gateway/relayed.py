@@ -311,6 +311,8 @@ class RelayedRequest:
             self._record(finish)
         finally:
             self.share.give_back()
+            if self.answer.broken:
+                self.connection.end_soon()
             self.connection.answered(keep_alive=self.answer.keeps_connection)
 
     def _record(self, finish: Finish) -> None:

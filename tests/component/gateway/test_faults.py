@@ -9,6 +9,8 @@ import pytest
 
 from tests.component.gateway.conftest import QUICK, Start
 from tests.support.gatewayprocess import FakeEngine, Gateway, chat, config, fault, remote
+from tests.support.rawclient import send
+from tests.support.rawrequests import post
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -56,6 +58,15 @@ def test_done_after_an_error_event_is_withheld_and_the_connection_ends(gateway: 
     assert b"EngineCore encountered" in body and b"[DONE]" not in body
     assert connection.sock is None or connection.sock.recv(1) == b""
     connection.close()
+
+
+@pytest.mark.parametrize("script", ["reset=3", "eof=3", "stall=3", "error=3"])
+def test_the_request_behind_a_stream_that_breaks_is_answered_as_the_last_one(gateway: Gateway, script: str) -> None:
+    """The head has announced no end of the connection, so a proxy sends the next call on it at once."""
+    calls = post(body=json.dumps(fault(script, stream=True)).encode()) + 2 * post()
+    reply = send(gateway.port, calls)
+    assert reply.statuses == [200, 200] and reply.data.count(b"\r\nConnection: close\r\n") == 1
+    assert reply.seconds is not None and reply.seconds < 10, "and the connection ends"
 
 
 def test_an_error_event_before_any_token_keeps_its_status(gateway: Gateway) -> None:

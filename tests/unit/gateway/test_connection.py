@@ -8,8 +8,9 @@ import pytest
 
 from appliance import clock
 from appliance.errors import ApiError
-from appliance.gateway.connection import BURST, ClientConnection
+from appliance.gateway.connection import BURST, FAREWELL, ClientConnection
 from appliance.gateway.server import KEEPALIVE, ClientServer
+from appliance.gateway.tasks import until
 from appliance.wire.requesthead import RequestHead
 
 
@@ -348,6 +349,38 @@ def test_a_request_that_is_answered_is_no_late_head() -> None:
         stage.connection.answered(keep_alive=True)
         stage.server.end_late(clock.monotonic() + 99, 1, 1)
         assert stage.wire.data.startswith(b"HTTP/1.1 400 ")
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_to_end_soon_ends_by_itself() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(LENGTH)
+        stage.connection.end_soon()
+        stage.connection.answered(keep_alive=True)
+        assert not stage.wire.ended
+        await until(lambda: stage.wire.ended == "closed", 5 * FAREWELL)
+        assert stage.wire.ended == "closed"
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("behind", [b"", LENGTH])
+def test_one_more_request_is_the_last_and_is_not_cut(behind: bytes) -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.feed(LENGTH + behind)
+        stage.connection.end_soon()
+        stage.connection.answered(keep_alive=True)
+        stage.feed(b"" if behind else LENGTH, LENGTH)
+        assert [head.keep_alive for head in stage.heads] == [True, False]
+        await until(lambda: bool(stage.wire.ended), 1.5 * FAREWELL)
+        assert not stage.wire.ended, "while it runs"
+        stage.connection.answered(keep_alive=False)
+        assert stage.wire.at_end and len(stage.heads) == 2, "the third one is not looked at"
         stage.connection.connection_lost(None)
 
     asyncio.run(run())

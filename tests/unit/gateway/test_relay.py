@@ -203,7 +203,7 @@ def test_an_engine_that_goes_anywhere_leaves_whole_events_and_an_error(cut: int)
         assert finish.end is End.BROKEN and finish.error and finish.error.code == "engine_died"
         assert b'"engine_died"' in got[-2] and got[-1] == b""
         assert [event + b"\n\n" for event in got[:-2]] == said[: len(got) - 2]
-        assert not stage.answer.keeps_connection
+        assert stage.answer.broken
 
     asyncio.run(walk())
 
