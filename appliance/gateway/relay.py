@@ -381,5 +381,9 @@ class Relay:
         return head is not None and head.keep_alive and self.left == 0 and not (decoder is not None and decoder.rest)
 
     def _break(self, error: ApiError) -> None:
+        if self.done_seen:  # all that its API promises went on; only the framing's end is missing
+            self._pass([], last=True)
+            self.finish(COMPLETE)
+            return
         self.answer.fail(error, self.events)
         self.finish(Finish(End.BROKEN, error))

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance import clock
@@ -182,14 +182,17 @@ def test_any_cuts_and_any_grouping_of_events_in_chunks(cuts: list[int], hide: bo
     assert asyncio.run(walk()) == b"".join(expected)
 
 
-@given(st.integers(0, 3000))
-def test_an_engine_that_goes_anywhere_leaves_whole_events_and_an_error(cut: int) -> None:
+@given(st.integers(0, 3000), st.booleans())
+@example(-5, True)  # behind `[DONE]`, before the last chunk
+@example(-1, False)
+def test_an_engine_that_goes_anywhere_leaves_whole_events_and_an_error(cut: int, hide: bool) -> None:
     said = events(tokens=4)
     data = wire(said)
-    cut %= len(data) - 5
+    cut %= len(data)
+    told = [event for event in said if not hide or b'"choices":[]' not in event]
 
     async def walk() -> None:
-        stage = Stage()
+        stage = Stage(hide=hide)
         if cut:
             stage.connection.data_received(data[:cut])
         if stage.relay.done:
@@ -199,10 +202,13 @@ def test_an_engine_that_goes_anywhere_leaves_whole_events_and_an_error(cut: int)
         if not stage.answer.committed:
             assert finish.end is End.LOST and stage.client.data == b""
             return
+        if finish.end is End.COMPLETE:
+            assert cut >= len(data) - 5 - 2 and stage.body() == b"".join(told), "no error stands behind `[DONE]`"
+            return
         got = stage.body().split(b"\n\n")
         assert finish.end is End.BROKEN and finish.error and finish.error.code == "engine_died"
         assert b'"engine_died"' in got[-2] and got[-1] == b""
-        assert [event + b"\n\n" for event in got[:-2]] == said[: len(got) - 2]
+        assert [event + b"\n\n" for event in got[:-2]] == told[: len(got) - 2] and b"[DONE]" not in stage.body()
         assert stage.answer.broken
 
     asyncio.run(walk())
