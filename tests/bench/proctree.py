@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def resident(pids: Iterable[int]) -> int:
     return total
 
 
-@contextmanager
+@contextlib.contextmanager
 def niced(pids: Iterable[int], nice: int) -> Iterator[None]:
     """These processes with another niceness; with the usual one afterwards. Raises PermissionError."""
     threads = [int(thread.name) for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]

@@ -29,8 +29,8 @@ USUAL_KEYS = 100
 SPINNERS = 5
 AFTER = 0.4  # seconds in which a proxy does what is left to do, as ledger lines, before its time is read
 GONE = 0.5  # seconds after which clients leave in the middle of a prefill
-UNIT = ROOT / "systemd/llm-gateway.service"
 PREFILL = 6.0  # seconds that this prefill takes
+UNIT = ROOT / "systemd/llm-gateway.service"
 
 
 @dataclass

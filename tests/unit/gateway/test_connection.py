@@ -12,44 +12,7 @@ from appliance.gateway.connection import BURST, FAREWELL, ClientConnection
 from appliance.gateway.server import KEEPALIVE, ClientServer
 from appliance.gateway.tasks import until
 from appliance.wire.requesthead import RequestHead
-
-
-class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = b""
-        self.ended = ""
-        self.unsent = 0
-        self.paused = self.at_end = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.data += bytes(data)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.at_end = True
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
-
-    def is_closing(self) -> bool:
-        return bool(self.ended)
-
-    def close(self) -> None:
-        self.ended = self.ended or "closed"
-
-    def abort(self) -> None:
-        self.ended = "aborted"
+from tests.support.wire import Wire
 
 
 class Job:

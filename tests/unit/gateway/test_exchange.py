@@ -21,7 +21,7 @@ from appliance.gateway.turn import Turn
 from appliance.gateway.upstream import EngineConnection, Target
 from appliance.policy.admission import Admission, Ticket
 from appliance.wire.openai import ROUTES, Call, Shape
-from tests.unit.gateway.test_relay import Wire
+from tests.support.wire import Wire
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 

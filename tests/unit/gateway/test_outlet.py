@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.gateway.outlet import Outlet
 from appliance.gateway.turn import CROWD, Turn
-
-from .test_connection import Wire
+from tests.support.wire import Wire
 
 STEPS = st.lists(st.sampled_from(["now", "late", "flush", "turn"]), max_size=12)
 

@@ -21,34 +21,7 @@ from appliance.wire.chunked import ChunkDecoder
 from appliance.wire.openai import ROUTES, Call, Shape
 from appliance.wire.sse import chunk
 from tests.support import fakeengine
-
-
-class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = b""
-        self.aborted = self.paused = False
-        self.unsent = 0
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.data += bytes(data)
-
-    def is_closing(self) -> bool:
-        return self.aborted
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
+from tests.support.wire import Wire
 
 
 class Stage:

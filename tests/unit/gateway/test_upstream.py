@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 
 from appliance.gateway.upstream import JOINED, ConnectFailed, EngineConnection, Pool, Target
-
-from .test_relay import Wire
+from tests.support.wire import Wire
 
 
 class Loop:
@@ -96,7 +95,7 @@ def test_a_call_that_ends_in_the_same_turn_is_never_sent() -> None:
 def test_a_connection_that_ended_in_the_same_turn_is_not_written_to() -> None:
     async def run() -> None:
         stage = Stage()
-        stage.engine.aborted = True  # as a transport that closes: its end is told in the next turn
+        stage.engine.ended = "closed"  # as a transport that closes: its end is told in the next turn
         await asyncio.sleep(0)
         assert stage.engine.data == b""
         stage.connection.connection_lost(None)
