@@ -293,6 +293,7 @@ class Exchange:
             self._tell_first_token(now)
         if relay is not None and relay.begun and self.body:  # it is not sent again from now on
             self.body = ()
+            self.watch.let_go()
             self.owner.body_sent()
         if self._is_too_long(now):
             self.stop(self._too_long())

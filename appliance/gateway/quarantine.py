@@ -6,8 +6,9 @@ calls that failed are kept with the run they failed in, until the supervisor has
 are old. Where nobody tells (a remote engine, no supervisor), nothing is a crash.
 
 A body is known by Python's own hash of its bytes: keyed by a secret of this process, so that nobody can look for a
-prompt with it or make two bodies meet, and 0.1 us for 1 KiB, 30 us for 128 KiB (blake2b: 2 and 160). It is written and
-told nowhere, and a new process begins with nothing: a restart of the gateway lifts every quarantine.
+prompt with it or make two bodies meet, and 0.1 us for 1 KiB, 30 us for 128 KiB (blake2b: 2 and 160). It is reckoned
+when somebody asks, at the latest when the bytes are let go: most calls end before, and no first token waits for it. It
+is written and told nowhere, and a new process begins with nothing: a restart of the gateway lifts every quarantine.
 """
 
 from __future__ import annotations
@@ -54,15 +55,31 @@ class _Engine:
 class Watch:
     """One call, from its check to its end. Without an engine it watches nothing."""
 
-    __slots__ = ("_engine", "body", "key_id", "replica", "request_id", "run", "suspect")
+    __slots__ = ("_asked", "_engine", "key_id", "replica", "request_id", "run", "suspect")
 
-    def __init__(self, engine: _Engine | None = None, body: int = 0, request_id: str = "", key_id: str = "") -> None:
+    def __init__(
+        self,
+        engine: _Engine | None = None,
+        asked: tuple[str, bytes] = ("", b""),
+        request_id: str = "",
+        key_id: str = "",
+    ) -> None:
         self._engine = engine
-        self.body, self.request_id, self.key_id = body, request_id, key_id
+        self._asked: tuple[str, bytes] | int = asked  # path and body, or their number
+        self.request_id, self.key_id = request_id, key_id
         self.replica = self.run = ""  # where it is in flight
         self.suspect = False
         if engine is not None:
             engine.open.add(self)
+
+    @property
+    def body(self) -> int:
+        """The number of what it asks for."""
+        return self._asked if isinstance(self._asked, int) else hash(self._asked)
+
+    def let_go(self) -> None:
+        """Keep the number alone: the bytes may be many."""
+        self._asked = self.body
 
     def check(self) -> None:
         """Raise ApiError where it is refused since it was let in: it may have waited."""
@@ -79,8 +96,10 @@ class Watch:
         if engine is None:
             return
         if finish.end is End.COMPLETE and status < 500:
-            engine.policy.served(self.body)
+            if engine.policy.cases:
+                engine.policy.served(self.body)
         elif self.run and _is_failed(finish, status):
+            self.let_go()
             engine.fell.append(_Fall(self, self.replica, self.run, clock.wall()))
         self.replica = self.run = ""
 
@@ -114,13 +133,13 @@ class Quarantines:
         known = self._engines.get(engine)
         if known is None:
             known = self._engines[engine] = _Engine()
-        number = hash((path, body))
-        standing = _refuse(known.policy, number) if known.policy.cases else Standing.FREE
+        asked = path, body
+        standing = _refuse(known.policy, hash(asked)) if known.policy.cases else Standing.FREE
         alone = standing is Standing.ALONE
         if alone and known.alone is not None:
             text = "this request was in flight at two crashes of the engine; such requests run one at a time"
             raise ApiError("concurrency_limit", text, retry_after=AGAIN_S)
-        watch = Watch(known, number, request_id, key_id)
+        watch = Watch(known, asked, request_id, key_id)
         watch.suspect = standing is not Standing.FREE
         if alone:
             known.alone = watch

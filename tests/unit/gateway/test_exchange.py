@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from appliance import clock
 from appliance.config.model import Config, Engine
 from appliance.gateway.answer import Answer
 from appliance.gateway.engines import Engines, Group, Replica
 from appliance.gateway.exchange import Exchange
 from appliance.gateway.finish import End, Finish
 from appliance.gateway.outlet import Outlet
+from appliance.gateway.quarantine import Quarantines, Watch
 from appliance.gateway.relay import Relay
 from appliance.gateway.tasks import Tasks
 from appliance.gateway.turn import Turn
 from appliance.gateway.upstream import EngineConnection, Target
+from appliance.host.journal import Journal
 from appliance.policy.admission import Admission, Ticket
 from appliance.wire.openai import ROUTES, Call, Shape
 from tests.support.wire import Wire
@@ -63,14 +67,14 @@ class Stage:
         self.loop.set_exception_handler(lambda _, context: self.faults.append(str(context["exception"])))
         self.ends: dict[int, End] = {}
 
-    def call(self, number: int, **options: Any) -> Exchange:
+    def call(self, number: int, body: bytes = b"{}", watch: Watch | None = None, **options: Any) -> Exchange:
         outlet = Outlet(Wire(), Turn(self.loop))
         answer = Answer(outlet, shape=Shape.OPENAI, request_id=f"r{number}", http11=True, keep_alive=True)
 
         exchange = Exchange(
             Owner(self.ends, number, **options), answer, Call(model="m", stream=False, size=2),
             ROUTES["/v1/embeddings"], self.group, Engines("/nowhere", self.loop), self.tasks,
-            ticket=Ticket(number, "k", 0.0), fields="", body=b"{}",
+            ticket=Ticket(number, "k", 0.0), fields="", body=body, watch=watch,
         )  # fmt: skip
         exchange.begin()
         return exchange
@@ -114,6 +118,23 @@ def test_what_a_call_took_is_free_at_its_end_without_the_garbage_collector() -> 
         asyncio.run(run())
     finally:
         gc.enable()
+
+
+def test_a_body_is_let_go_when_its_answer_has_begun() -> None:
+    async def run() -> None:
+        stage = Stage()
+        body = b"x" * 100_000
+        held = sys.getrefcount(body)
+        watch = Quarantines(Journal("test")).check("m", "/v1/embeddings", body, "r1", "k")
+        running = stage.call(1, body, watch)
+        await asyncio.sleep(0)
+        running.tick(clock.monotonic())
+        assert sys.getrefcount(body) > held
+        stage.connection.data_received(WHOLE[:-1])
+        running.tick(clock.monotonic())
+        assert sys.getrefcount(body) == held
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("who", [1, 2])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,23 @@ def test_what_is_not_local_and_what_is_answered_is_nobodys_fault(world: World) -
         world.replica.start = ""  # a remote engine has no launcher
         world.crash("", world.call())
     assert world.quarantines.counts() == {"suspected": 0, "refused": 0}
+
+
+def test_the_bytes_of_a_call_are_not_kept_when_others_let_them_go(world: World) -> None:
+    body = BODY * 100
+    held = sys.getrefcount(body)
+    world.replica.start = "one"
+    runs, fails, ends = (world.call(body, f"/v1/{n}") for n in range(3))
+    numbers = [watch.body for watch in (runs, fails, ends)]
+    runs.let_go()
+    fails.ended(Finish(End.LOST), 0)
+    fails.close()
+    assert [runs.body, fails.body, ends.body] == numbers
+    ends.ended(Finish(End.COMPLETE), 200)
+    ends.close()
+    del ends
+    assert sys.getrefcount(body) == held
+    assert world.quarantines.suspects("chat", world.replica) == 0
 
 
 def test_an_engine_that_is_gone_from_the_configuration_is_forgotten(world: World) -> None:
