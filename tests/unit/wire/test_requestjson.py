@@ -64,7 +64,7 @@ def test_nothing_is_taken_that_pythons_own_reader_refuses_and_nothing_is_refused
     ("body", "words"),
     [
         (b"", "not valid JSON at position 0"),
-        (b'{"a": 1,}', "not valid JSON at position 8"),
+        (b'{"a": 1,}', "not valid JSON at position [78]"),  # of the comma since Python 3.13
         (b'{"a": NaN}', "not valid JSON"),
         (b"\xff{}", "not UTF-8"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply"),
