@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.engine.tree import descendants
+
 from .waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,8 +182,9 @@ def staged() -> Iterator[Stage]:
     try:
         yield stage
     finally:
-        pids = list(stage.pids().values())
+        pids = set(stage.pids().values())
         if stage.process is not None and stage.process.poll() is None:
+            pids |= {process.pid for process in descendants(stage.process.pid)}  # a stand-in that stands by too
             stage.process.kill()
             stage.process.wait(LIMIT)
         for pid in filter(alive, pids):
