@@ -62,7 +62,7 @@ def verdict_of(ending: Ending, lines: Sequence[Line], known: Cause | None = None
     quoted = tuple(_show(line) for line in lines[first : first + QUOTED_LINES])
     message = f"{found.message} ({found.remedy})" if found.remedy else found.message
     if ending.served:
-        return Verdict(found.cause, message, names.LAUNCHER_ENGINE_DIED, quoted)
+        return Verdict(found.cause, message, names.LAUNCHER_ENGINE_DIED, quoted, found.hint)
     status = names.LAUNCHER_CONFIG if found.cause in LASTING else names.LAUNCHER_START_FAILED
     return Verdict(found.cause, message, status, quoted, found.hint)
 

@@ -181,7 +181,7 @@ class Quarantines:
         kept = [fall for fall in engine.fell if (fall.replica, fall.run) != (replica, run)]
         engine.fell.clear()
         engine.fell.extend(kept)
-        if cause in OF_A_REQUEST and watches:
+        if cause in OF_A_REQUEST and death.get("killed") is not True and watches:
             self._crashed(name, engine, replica, cause, {watch.body: watch for watch in watches})
 
     def _crashed(self, name: str, engine: _Engine, replica: str, cause: str, watches: Mapping[int, Watch]) -> None:

@@ -33,7 +33,7 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
     if seen.unit in ENDED and not record.knows(seen.run):
         failure = seen.judged or failure_of(seen.end, seen.verdict, seen.evidence)
         if failure is not None:
-            death = Death(now - seen.age_s, seen.run, failure.cause, seen.verdict_start)
+            death = Death(now - seen.age_s, seen.run, failure.cause, seen.verdict_start, failure.killed)
             if record.wanted and record.over == seen.run and record.not_before is None:  # somebody's wish stands
                 return counted(record, death, failure, limits, now=now), failure.cause
             facts = replace(seen.facts, hint=seen.verdict.hint if seen.verdict is not None else "")
@@ -90,5 +90,5 @@ def _unseen_death(seen: Seen, record: Record, limits: Restart, *, now: float) ->
     failure: Failure | None = failure_of(Exit("exit-code"), verdict)
     if failure is None or seen.verdict_at is None or seen.verdict_at < now - limits.window:
         return record, ""
-    death = Death(seen.verdict_at, start, failure.cause, start)
+    death = Death(seen.verdict_at, start, failure.cause, start, failure.killed)
     return counted(record, death, failure, limits, now=now), failure.cause

@@ -11,7 +11,8 @@ Evidence is weighed in this order, the first that speaks wins:
     6. a limit of systemd's, the launcher's status, the signal, or that systemd could not even start the launcher.
 
 Where that gives a crash of an engine that served, and the gateway has one request in flight that was in flight at an
-earlier crash, the request is the cause (`poison-request`).
+earlier crash, the request is the cause (`poison-request`). Not where a process of the engine got SIGKILL: no program
+does that to itself, so somebody did it from outside, or the kernel for want of memory, which no request is refused for.
 
 The launcher's status for "will not get better by itself" is believed with its word: such an engine is held.
 """
@@ -32,7 +33,8 @@ from .hardware import reading_of as gpu_reading
 
 EXITED, KILLED, DUMPED = 1, 2, 3  # waitid(2): CLD_*, as systemd's ExecMainCode
 _UNIT_SETUP = range(200, 250)  # systemd.exec(5): the unit's own set-up failed, our program never ran
-_SIGBUS = 7
+_SIGBUS, _SIGKILL = 7, 9
+_KILLED_HINT = "killed"  # the launcher's hint that a process of the engine got SIGKILL
 # How old a hang is when vLLM itself notices it: 300 s for its own calls, 600 s for torch's watchdog.
 _HANG_BEHIND_S = 660.0
 
@@ -50,7 +52,7 @@ class Exit:
 class Verdict:
     """What the launcher wrote when it ended; only the one that belongs to the run in question.
 
-    `status` and `signal` are vLLM's own; `hint` is what the log says beyond the cause (`compile-cache`).
+    `status` and `signal` are vLLM's own; `hint` is what the log says beyond the cause (`compile-cache`, `killed`).
     """
 
     cause: str = ""
@@ -117,6 +119,7 @@ class Failure:
     evidence: tuple[str, ...] = ()
     pci: str = ""  # of the GPU at fault
     step: Step = Step.NOTHING  # on that GPU's ladder
+    killed: bool = False  # a process of the engine got SIGKILL: no request brings that about
 
 
 def failure_of(end: Exit, verdict: Verdict | None = None, evidence: Evidence = Evidence()) -> Failure | None:
@@ -139,6 +142,8 @@ def failure_of(end: Exit, verdict: Verdict | None = None, evidence: Evidence = E
         found = replace(found, reason=_joined(verdict.message.strip(), found.reason))
     elif not found.reason:
         found = replace(found, reason=f"{CAUSES[found.cause].meaning.rstrip('.')} ({_facts(end)})")
+    if verdict is not None and verdict.hint == _KILLED_HINT and found.cause == said:
+        found = replace(found, killed=True)
     if serving:
         found = _of_a_request(found, evidence)
     never = end.code == EXITED and end.status == names.LAUNCHER_CONFIG and found.cause in (said, "config-error")
@@ -152,7 +157,7 @@ def _of_a_request(found: Failure, evidence: Evidence) -> Failure:
 
     With several of them nobody can tell which it is. Memory that ran out keeps its own cause, and its own remedy.
     """
-    if found.cause not in _OF_A_REQUEST or evidence.suspects is UNKNOWN or evidence.suspects < 1:
+    if found.cause not in _OF_A_REQUEST or found.killed or evidence.suspects is UNKNOWN or evidence.suspects < 1:
         return found
     if evidence.suspects > 1:
         told = f"{evidence.suspects} requests were in flight at this crash and at an earlier one"
@@ -287,7 +292,8 @@ def _of_program(said: str, evidence: Evidence) -> Failure | None:
     for process in workers:
         if process.exit_code is not UNKNOWN and process.exit_code < 0:
             ended = format_signal(-process.exit_code)
-            return _plain("worker-died", f"{process.name} ({process.pid}) was ended by {ended}")
+            found = _plain("worker-died", f"{process.name} ({process.pid}) was ended by {ended}")
+            return replace(found, killed=process.exit_code == -_SIGKILL)
     return None
 
 

@@ -9,7 +9,7 @@ So an innocent request that a client sends again is refused only where nothing t
 one is refused for each crash. A crash is a death that a request can bring about (`OF_A_REQUEST`): not `engine-died`,
 where vLLM is gone without an error of its own, as when somebody kills it; not the host's memory, not hardware, not a
 hang in which a process may merely have been stopped. Bodies are known by a number; what is not heard of for `KEPT_S` is
-forgotten.
+forgotten. Nor is a crash of any cause counted that began with a process's SIGKILL (`failure.Failure.killed`).
 """
 
 from __future__ import annotations

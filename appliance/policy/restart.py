@@ -36,12 +36,14 @@ PAST = 8  # names of ends that are kept when the deaths are not; what shows old 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """An end that nobody asked for; `key` and `start` are systemd's and the launcher's names of the run."""
+    """An end that nobody asked for; `key` and `start` are systemd's and the launcher's names of the run, `killed` is
+    `failure.Failure`'s."""
 
     at: float
     key: str
     cause: str
     start: str = ""
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Entry:
     @property
     def public(self) -> dict[str, object]:
         """The entry of the fleet file."""
-        view = self.view
+        view, died = self.view, self.death
         return {
             "state": view.state,
             "since": round(self.since, 3),
@@ -61,7 +61,7 @@ class Entry:
             "changed": view.changed,
             "incident": self.incident,
             "suspect": view.suspect,
-            "death": self.death and {"start": self.death.start, "at": self.death.at, "cause": self.death.cause},
+            "death": died and {"start": died.start, "at": died.at, "cause": died.cause, "killed": died.killed},
         }
 
 

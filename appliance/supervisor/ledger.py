@@ -98,9 +98,8 @@ def _record(entry: object) -> Record:
 def _death(entry: object) -> Death | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("at"), (int, float)):
         return None
-    return Death(
-        float(entry["at"]), str(entry.get("key", "")), str(entry.get("cause", "")), str(entry.get("start", ""))
-    )
+    key, cause, start = (str(entry.get(name, "")) for name in ("key", "cause", "start"))
+    return Death(float(entry["at"]), key, cause, start, entry.get("killed") is True)
 
 
 def _steps(listed: object) -> tuple[GpuStep, ...]:

@@ -20,6 +20,7 @@ from appliance.wire.vllmsignatures import SIGNATURES, Signature
 
 WINDOW = 200  # lines before a death that may explain it; older ones belong to requests that failed alone
 _FITS = "max-model-len="  # as `policy/ladder` reads it: the longest context for which there is room
+_KILLED = "killed"  # as `policy/failure` reads it: a process of the engine got SIGKILL
 LONGEST_GROUP = 300  # characters of a quoted message
 
 
@@ -30,7 +31,7 @@ class Cause(NamedTuple):
     message: str
     remedy: str
     line: int
-    hint: str = ""  # `compile-cache`, `max-model-len=4096`: what it would need beyond what its word says
+    hint: str = ""  # `compile-cache`, `max-model-len=4096`, `killed`: what the log says beyond the cause's word
 
 
 _QUOTED = ("    ", '  File "')
@@ -75,7 +76,7 @@ def _told(lines: Sequence[Line], served: bool, index: int, signature: Signature,
     if "{3}" in remedy and not groups[3]:
         remedy = "lower max_model_len, or give the KV cache more memory"
     message = signature.message.format(*groups, **extra).strip()
-    hint = f"{_FITS}{groups[3]}" if cause == "kv-too-small" and groups[3] else signature.hint
+    hint = f"{_FITS}{groups[3]}" if cause == "kv-too-small" and groups[3] else extra.get("hint", signature.hint)
     return Cause(cause, message, remedy.format(*groups), index, hint)
 
 
@@ -97,7 +98,7 @@ def _worker(before: Sequence[Line], after: Sequence[Line], served: bool, groups:
     else:
         groups[1] = format_signal(-code) if code < 0 else f"exit status {code}"
     # A worker that touches a page of a full /dev/shm gets SIGBUS and has no time for a word.
-    return ("shm-full" if code == -7 else "worker-died"), {}
+    return ("shm-full" if code == -7 else "worker-died"), ({"hint": _KILLED} if code == -9 else {})
 
 
 def _exception(before: Sequence[Line], after: Sequence[Line], served: bool, groups: list[str]) -> Refined:

@@ -72,16 +72,16 @@ class Stage:
         at = json.loads((self.gateway.run / "supervisor/fleet.json").read_text())["at"]
         wait_until(lambda: self.gateway.admin("/status")["supervisor"]["at"] == at, 5, "the gateway has looked", 0.05)
 
-    def die(self, cause: str = "engine-exception", name: str = "chat", late: float = 0.0) -> None:
+    def die(self, cause: str = "engine-exception", name: str = "chat", late: float = 0.0, killed: bool = False) -> None:
         """The engine's run ends, and the supervisor tells of what."""
         self.run(name, "exited")
-        self.deaths[name] = {"start": self.start(name), "at": time.time() + late, "cause": cause}
+        self.deaths[name] = {"start": self.start(name), "at": time.time() + late, "cause": cause, "killed": killed}
         self.tell(**{name: {"state": "restarting"}})
 
-    def crash(self, *bodies: object, cause: str = "engine-exception") -> None:
+    def crash(self, *bodies: object, cause: str = "engine-exception", killed: bool = False) -> None:
         """An engine dies with these in flight, and the next run serves."""
         self.lose(*bodies)
-        self.die(cause)
+        self.die(cause, killed=killed)
         self.serve("chat")
 
     def lose(self, *bodies: object, name: str = "chat") -> None:
@@ -152,6 +152,18 @@ def test_what_two_crashes_saw_is_refused_and_nothing_else(make: Make) -> None:
     line = next(line for line in stage.gateway.text().splitlines() if "and is refused for" in line)
     assert "engine-exception of chat" in line
     assert "guilty" not in stage.gateway.text()
+
+
+def test_a_worker_that_somebody_kills_is_no_requests_fault(make: Make) -> None:
+    stage = make()
+    body = chat("innocent")
+    for _ in range(2):
+        stage.crash(body, cause="worker-died", killed=True)
+    assert stage.counts() == (0, 0)
+    assert stage.send(body).status == 200
+    for _ in range(2):
+        stage.crash(body, cause="worker-died")
+    assert stage.send(body).status == 422
 
 
 @pytest.mark.parametrize("answer", ["status=500", "error=3"])

@@ -156,6 +156,17 @@ def test_an_operators_hold_outlives_the_supervisor(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hint", ["killed", ""])
+def test_a_death_by_a_kill_is_told_as_one(stage: Stage, hint: str) -> None:
+    """The gateway counts it against no request."""
+    stage.start()
+    stage.serving()
+    stage.die(cause="worker-died", message="a worker died (SIGKILL)", hint=hint)
+    death = stage.wait(lambda: stage.fleet()["death"], "the death is told")
+    assert (death["cause"], death["killed"]) == ("worker-died", hint == "killed")
+    assert [death["killed"] for death in stage.ledger()["deaths"]] == [hint == "killed"]
+
+
 def test_killed_between_the_death_and_the_restart(stage: Stage) -> None:
     stage.write(CHAT, SETTINGS.replace('"50ms"', '"3s"'))
     stage.start()

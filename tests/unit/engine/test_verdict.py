@@ -49,6 +49,12 @@ def test_a_cause_that_was_known_before() -> None:
     assert (verdict.cause, verdict.message, verdict.exit_status) == ("model-unreadable", "broken (mend it)", 78)
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_what_the_log_says_beyond_the_cause_is_passed_on(served: bool) -> None:
+    known = Cause("worker-died", "a worker died (SIGKILL)", "", -1, "killed")
+    assert verdict_of(Ending(0, False, served), [], known).hint == "killed"
+
+
 def test_a_cpu_that_cannot_run_the_build_is_named() -> None:
     assert "CPU" in verdict_of(Ending(4, False, False), []).message
 

@@ -105,6 +105,7 @@ def test_every_end_gets_a_cause_of_the_table_that_is_a_fault(
         (verdict("engine-exception", message="KeyError"), 1, "poison-request"),
         (verdict("cuda-fault"), 1, "poison-request"),
         (verdict("worker-died"), 1, "poison-request"),
+        (verdict("worker-died", hint="killed"), 1, "worker-died"),  # no request does that either
         (verdict("engine-exception"), 2, "engine-exception"),  # which of them it is, nobody can tell
         (verdict("engine-exception"), 0, "engine-exception"),
         (verdict("engine-exception"), UNKNOWN, "engine-exception"),

@@ -51,6 +51,13 @@ def test_real_faults(name: str, served: bool, cause: str, message: str) -> None:
     assert (found.cause, found.message) == (cause, message)
 
 
+@pytest.mark.parametrize(("code", "hint"), [("-9", "killed"), ("-11", ""), ("None", ""), ("1", "")])
+def test_a_kill_is_told_from_a_crash(code: str, hint: str) -> None:
+    worker = f"Worker proc VllmWorker-1 died unexpectedly (exit code: {code}), shutting down executor."
+    found = told(f"{ERROR}{worker}", GONE, served=True)
+    assert found is not None and (found.cause, found.hint) == ("worker-died", hint)
+
+
 def test_what_would_fit_is_a_hint() -> None:
     found = cause_of(read((CORPUS / "kv-too-small.txt").read_text().splitlines()), served=False)
     assert found is not None
