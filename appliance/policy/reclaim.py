@@ -7,6 +7,8 @@ the right one. Laws:
     - nothing is killed before the record is made (or was found impossible, which is on record itself)
     - nothing of another run is touched: a run that has begun meanwhile ends the matter
     - UNKNOWN blocks nothing: without a reading of the GPUs the start goes on, and what cannot be seen is not unkillable
+    - nor is what nobody is known to have killed: that is counted from the first kill that systemd took from this
+      supervisor, not from an instant on disk, behind which a clock may have been set or a supervisor have been away
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ class Progress:
 class Look:
     """What is seen now. `run` is the unit's present or last run, `known` False while systemd does not answer.
 
-    `asked_s` and `empty_s` are the seconds since the last kill was asked for and since the last process was seen, None
-    for never. `held` says whether our GPU memory is still held.
+    `asked_s`, `taken_s` and `empty_s` are the seconds since the last kill was asked for, since systemd took the first
+    one, and since the last process was seen, None for never. `held` says whether our GPU memory is still held.
     """
 
     run: str
@@ -89,6 +91,7 @@ class Look:
     held: Maybe[bool]
     now: float
     asked_s: float | None = None
+    taken_s: float | None = None
     empty_s: float | None = None
 
 
@@ -121,9 +124,8 @@ def _kill(progress: Progress, look: Look) -> tuple[Step, str]:
         if 0 <= waited < ABORT_S:
             return Step.WAIT, "what was aborted may still print"
         return Step.KILL, "its processes are still there"
-    waited = look.now - progress.killed
-    if waited >= EMPTY_S and look.left is not UNKNOWN:
-        after = f"still there {format_duration(waited)} after SIGKILL"
+    if look.taken_s is not None and look.taken_s >= EMPTY_S and look.left is not UNKNOWN:
+        after = f"still there {format_duration(look.taken_s)} after SIGKILL"
         return Step.UNKILLABLE, f"{told(look.left)} cannot be killed: {after}"
     if look.asked_s is None or look.asked_s >= REPEAT_S:
         return Step.KILL, "its processes are still there"

@@ -78,6 +78,7 @@ class Recovery:
         self._daemon, self._instance, self._memory = daemon, instance, memory
         self._path = path_of(daemon, instance)
         self._asked: float | None = None
+        self._taken: float | None = None
         self._empty: float | None = None
         self.case = case
         self.step = Step.RECORD
@@ -127,6 +128,7 @@ class Recovery:
             held=reclaim.is_held(self._memory(self._instance), frozenset(self.case.pids)),
             now=clock.wall(),
             asked_s=None if self._asked is None else now - self._asked,
+            taken_s=None if self._taken is None else now - self._taken,
             empty_s=None if self._empty is None else now - self._empty,
         )
 
@@ -183,6 +185,7 @@ class Recovery:
             self._tell(WARNING, "engine-killed", f"all its processes are killed: {self.case.reason}")
         self._asked = clock.monotonic()
         await self._daemon.hand.ask("kill", names.engine_unit(self._instance), "SIGKILL")
+        self._taken = self._taken if self._taken is not None else clock.monotonic()
 
     async def _end(self, reason: str) -> None:
         """The matter is over: the loop's plan goes on from here."""

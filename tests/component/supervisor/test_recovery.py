@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.host import files
 from appliance.host.places import Places
 from appliance.policy.events import EVENTS
+from appliance.policy.reclaim import EMPTY_S
 from appliance.supervisor.daemon import Daemon
-from tests.support.enginestage import ROOT
+from tests.support.enginestage import LIMIT, ROOT
 from tests.support.journalsocket import Listener
 from tests.support.livestage import LiveStage, live
 from tests.support.stage import unit
@@ -108,6 +110,24 @@ def test_a_supervisor_that_is_killed_in_a_recovery_goes_on_with_it(
 
 
 @pytest.mark.slow
+def test_what_was_to_be_killed_long_ago_is_killed_before_it_is_called_unkillable(stage: LiveStage) -> None:
+    """The supervisor ended between its word and the deed and was away for minutes, or the clock was set meanwhile."""
+    pids = serving(stage)
+    (stage.run / "engines/chat/launcher/evidence.sock").unlink()
+    for pid in (*pids.values(), stage.launcher):
+        os.kill(pid, signal.SIGSTOP)
+    stage.ask("restart", engine="chat", evidence=True)
+    stage.wait(lambda: stage.case().get("aborted"), "it is aborted")
+    stage.kill()
+    case = stage.case()
+    files.replace_json(stage.state / "supervisor/recoveries/chat", {**case, "killed": case["aborted"] - 600.0})
+    stage.start()
+    stage.served(2)
+    assert [call for call in stage.systemd.calls if call[0] == "kill"] == [["kill", unit(), "SIGKILL"]]
+    assert "cannot be killed" not in stage.journal
+
+
+@pytest.mark.slow
 def test_an_end_that_was_decided_and_not_told_yet_is_told_by_the_next_supervisor(stage: LiveStage) -> None:
     """Killed between the case on disk and the ledger: the death is entered and told, once."""
     serving(stage)
@@ -135,8 +155,12 @@ def test_processes_that_cannot_be_killed_hold_the_engine_and_ask_for_a_reboot(st
             "at": 1.0, "recorded": True, "aborted": 1.0, "killed": 1.0}  # fmt: skip
     (stage.state / "supervisor/recoveries").mkdir()
     (stage.state / "supervisor/recoveries/chat").write_text(json.dumps({"v": 1, **case}))
+    (stage.home / "nobody").mkdir()
+    (stage.home / "nobody/cgroup.procs").touch()
+    stage.systemd.set(unit(), ControlGroup=f"/../../..{stage.home}/nobody")  # whom systemd's kill reaches
     stage.start()
-    stage.wait(lambda: not stage.case(), "it is given up")
+    stage.wait(lambda: not stage.case(), "it is given up", EMPTY_S + LIMIT)
+    assert stage.systemd.calls.count(["kill", unit(), "SIGKILL"]) > 1
     assert "cannot be killed" in stage.journal and f"(pid {pids['core']}, state T)" in stage.journal
     for pid in (*pids.values(), stage.launcher):
         os.kill(pid, signal.SIGKILL)

@@ -36,8 +36,13 @@ GONE = replace(LIVES, running=False, left=(), empty_s=0.0)
         (KILLED, replace(LIVES, now=103.1), Step.KILL),  # another supervisor's word: nobody knows whether it was sent
         (KILLED, replace(LIVES, now=103.1, asked_s=0.1), Step.WAIT),
         (KILLED, replace(LIVES, now=109.0, asked_s=5.0), Step.KILL),
-        (KILLED, replace(LIVES, now=103.0 + EMPTY_S, asked_s=1.0), Step.UNKILLABLE),
-        (KILLED, replace(LIVES, now=999.0, left=UNKNOWN, asked_s=1.0), Step.WAIT),  # unseen is not unkillable
+        (KILLED, replace(LIVES, asked_s=1.0, taken_s=EMPTY_S - 1), Step.WAIT),
+        (KILLED, replace(LIVES, asked_s=1.0, taken_s=EMPTY_S), Step.UNKILLABLE),
+        (KILLED, replace(LIVES, now=9.0, asked_s=1.0, taken_s=EMPTY_S), Step.UNKILLABLE),  # the clock was set back
+        (KILLED, replace(LIVES, now=999.0, asked_s=1.0, taken_s=1.0), Step.WAIT),  # and forward
+        (KILLED, replace(LIVES, now=999.0), Step.KILL),  # the word is old, and nobody knows whether it was sent
+        (KILLED, replace(LIVES, now=999.0, asked_s=5.0), Step.KILL),  # systemd does not take it
+        (KILLED, replace(LIVES, left=UNKNOWN, asked_s=1.0, taken_s=999.0), Step.WAIT),  # unseen is not unkillable
         (KILLED, replace(GONE, left=UNKNOWN), Step.DONE),
         (KILLED, replace(GONE, net=True), Step.CUT),
         (KILLED, replace(GONE, held=True, empty_s=MEMORY_S - 1), Step.WAIT),
@@ -52,7 +57,7 @@ def test_the_next_step(progress: Progress, look: Look, step: Step) -> None:
 
 
 def test_the_unkillable_are_named() -> None:
-    _, reason = next_step(KILLED, replace(LIVES, now=140.0))
+    _, reason = next_step(KILLED, replace(LIVES, taken_s=EMPTY_S))
     assert "VLLM::EngineCor (pid 7, state D) cannot be killed" in reason
     assert told([CORE] * 8).endswith(" and 2 more")
 
@@ -67,6 +72,7 @@ looks = st.builds(
     held=st.sampled_from([UNKNOWN, True, False]),
     now=st.floats(0, 300),
     asked_s=st.none() | st.floats(0, 100),
+    taken_s=st.none() | st.floats(0, 100),
     empty_s=st.none() | st.floats(0, 100),
 )
 progresses = st.builds(
@@ -85,7 +91,7 @@ def test_the_laws(progress: Progress, look: Look) -> None:
         assert progress.recorded and look.known
         assert look.run == progress.run or not look.running or look.net
     if step is Step.UNKILLABLE:
-        assert look.left is not UNKNOWN and look.left
+        assert look.left is not UNKNOWN and look.left and look.taken_s is not None
     if step is Step.ABORT:
         assert progress.aborted is None
 
