@@ -145,7 +145,7 @@ def answered(
         return Answer(failure, standing)
     hang = failure.cause.startswith("hang-")
     if hang:
-        hangs = 1 + sum(1 for at, cause in before if cause.startswith("hang-") and now - at < HANG_S)
+        hangs = 1 + sum(1 for at, cause in before if cause.startswith("hang-") and abs(now - at) < HANG_S)
         if hangs >= HANGS:
             text = f"{failure.reason}; the {_nth(hangs)} hang within an hour{_with(standing)}"
             return Answer(replace(failure, remedy=Remedy.HOLD, reason=text), standing)
@@ -162,7 +162,7 @@ def answered(
     if hang:
         rung = _of_hang(failure.cause, hangs, standing, facts, now)
     else:
-        repeated = any(cause == failure.cause and now - at < REPEAT_S for at, cause in before)
+        repeated = any(cause == failure.cause and abs(now - at) < REPEAT_S for at, cause in before)
         rung = _of_memory(failure.cause, repeated, standing, facts, now)
     if isinstance(rung, Rung):
         return _changed(failure, Ladder(facts.place, (*standing.rungs, rung), trials=standing.trials), rung)

@@ -9,7 +9,8 @@ that served for longer is restarted at once, one that never served waits from it
 and have a shorter count of their own (`ladder.HANGS`). What waits for others to make room waits a few times (`WAITS`)
 and is held then, by name of who did not. A death is entered once, by
 its run, however often it is seen and whoever restarted the engine meanwhile. Times are wall-clock seconds, since the
-ledger outlives a boot.
+ledger outlives a boot; what lies further ahead than a window reaches back was written before the clock was set back,
+nobody knows how long ago, and does not count.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Record:
 
     def within(self, window_s: float, now: float) -> tuple[Death, ...]:
         """The deaths that still count."""
-        return tuple(death for death in self.deaths if death.at > now - window_s)
+        return tuple(death for death in self.deaths if abs(death.at - now) < window_s)
 
     def knows(self, run: str) -> bool:
         """Whether the end of a run was entered already, by either of its names."""
@@ -118,7 +119,7 @@ def counted(record: Record, death: Death, failure: Failure, limits: Restart, *, 
     """A death that nothing follows from: the run was to be replaced anyway, or has been replaced already."""
     remembered = record.within(max(limits.window, REPEAT_S, HANG_S), now)
     deaths = (*remembered, replace(death, at=min(now, death.at)))[-KEPT:]
-    steps = tuple(step for step in record.gpu_steps if step.at > now - LADDER_S)
+    steps = tuple(step for step in record.gpu_steps if abs(step.at - now) < LADDER_S)
     if failure.pci and failure.step is not Step.NOTHING:
         steps = (*steps, GpuStep(failure.pci, failure.step.value, now))[-KEPT:]
     return replace(record, deaths=deaths, cause=failure.cause, reason=failure.reason, gpu_steps=steps)

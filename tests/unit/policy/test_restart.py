@@ -73,6 +73,18 @@ def test_old_deaths_leave_the_window() -> None:
         assert record.wanted and not record.hold
 
 
+def test_deaths_before_the_clock_was_set_back_leave_the_window_too() -> None:
+    """A board's clock in local time is hours ahead until the network's time comes."""
+    record = Record()
+    for number in range(3):
+        record = died(record, number, 8 * 3600.0 + number)
+    assert len(record.within(LIMITS.window, 100.0)) == 0
+    record = died(record, 3, 100.0)
+    assert record.wanted and not record.hold
+    assert [death.key for death in record.deaths] == ["run3"]
+    assert len(record.within(LIMITS.window, 99.0)) == 1  # a second back is no reason to forget
+
+
 def test_a_wish_names_the_run_it_replaces() -> None:
     record = died(Record(), 7, 100.0)
     assert (record.over, record.not_before) == ("run7", 105.0)
