@@ -238,11 +238,15 @@ def _whole(value: object) -> Maybe[int]:
 
 
 def _load(state: Mapping[str, object]) -> tuple[str, float] | None:
-    """Digest and seconds of a start that was seen to its end; one within a unit that ran already has its own."""
-    digest, started, ready = state.get("digest"), state.get("started"), state.get("ready")
-    if not isinstance(digest, str) or not isinstance(started, (int, float)) or not isinstance(ready, (int, float)):
+    """Digest and seconds of a start that was seen to its end; one within a unit that ran already has its own.
+
+    The seconds are those of its phases, which come one after the other: between two instants a clock may be set.
+    """
+    digest, phases = state.get("digest"), state.get("phases")
+    known = [each for each in phases.values() if isinstance(each, (int, float))] if isinstance(phases, dict) else []
+    if not isinstance(digest, str) or not isinstance(state.get("ready"), (int, float)) or not known:
         return None
-    return (ledgers.load_key(digest, again=bool(state.get("again"))), ready - started) if ready > started else None
+    return ledgers.load_key(digest, again=bool(state.get("again"))), sum(known)
 
 
 def read_holds(places: Places) -> dict[str, tuple[str, str]]:

@@ -156,6 +156,16 @@ def test_an_operators_hold_outlives_the_supervisor(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("set_by", [8 * 3600.0, -8 * 3600.0, 0.0])
+def test_a_clock_that_is_set_during_a_start_is_no_part_of_it(stage: Stage, set_by: float) -> None:
+    """As at a boot, when the network's time comes while the model loads."""
+    stage.start()
+    stage.wait_started(1)
+    stage.serve(set_by=set_by)
+    stage.wait_state("serving")
+    assert stage.fleet()["load_s"] == 26.0
+
+
 @pytest.mark.parametrize("hint", ["killed", ""])
 def test_a_death_by_a_kill_is_told_as_one(stage: Stage, hint: str) -> None:
     """The gateway counts it against no request."""
