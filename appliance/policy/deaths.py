@@ -21,7 +21,8 @@ from .restart import Death, Record, counted, entered, fulfilled
 
 
 def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitter: float) -> tuple[Record, str]:
-    """The record after a look: deaths not entered yet enter it, a wish that came true leaves it.
+    """The record after a look: deaths not entered yet enter it, a wish that came true leaves it, and so does a hold
+    that came too late.
 
     The second value names the cause of a death that was entered, empty when there was none.
     """
@@ -44,6 +45,8 @@ def remembered(seen: Seen, record: Record, limits: Restart, *, now: float, jitte
         if seen.unit is UnitState.UP:
             troubles = [(died.at, died.cause) for died in record.deaths]
             ladder = climbed(ladder, ready=seen.ready, troubles=troubles, now=now) or ladder
+            if record.hold and not record.knows(seen.run):  # not carried out, and a later run serves all the same
+                record = replace(record, hold="")
         record = replace(record, ladder=ladder)
         if record.wanted and seen.run and seen.run != record.over:
             record = fulfilled(record)

@@ -23,7 +23,7 @@ from appliance.host.journal import ERR, NOTICE, WARNING
 from appliance.policy import reclaim
 from appliance.policy.reclaim import Left, Look, Progress, Step
 from appliance.policy.reconcile import RUNNING, UnitState, View
-from appliance.policy.restart import Record
+from appliance.policy.restart import PAST, Record
 from appliance.quantity import UNKNOWN, Maybe
 from appliance.samples import Nvml
 from appliance.wire.incident import Incident
@@ -193,7 +193,10 @@ class Recovery:
             text = f"{reason}; reboot the machine"
             self._tell(ERR, "engine-unkillable", text, UNKILLABLE)
             record = self._daemon.ledger.records.get(self._instance, Record())
-            held = replace(record, hold=text, wanted="", over="", not_before=None, cause=UNKILLABLE, reason=text)
+            past = (*record.past, self.case.run)[-PAST:]  # its end, if it ever comes, is no news
+            held = replace(
+                record, hold=text, wanted="", over="", not_before=None, cause=UNKILLABLE, reason=text, past=past
+            )
             self._daemon.save({**self._daemon.ledger.records, self._instance: held})
         else:
             self._tell(NOTICE, "engine-reclaimed", reason)

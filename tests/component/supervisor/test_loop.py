@@ -280,6 +280,35 @@ def test_observe_touches_nothing(stage: Stage) -> None:
     assert not (stage.state / "supervisor/holds/chat").exists()
 
 
+@pytest.mark.parametrize("then", ["an order", "a crash"])
+def test_a_hold_that_was_not_carried_out_is_not_carried_out_later(stage: Stage, then: str) -> None:
+    """An observer, or a supervisor that ended in between, leaves the engine to systemd's net or to an operator."""
+    stage.write(CHAT, SETTINGS.replace("[supervisor]", '[supervisor]\nmode = "observe"'))
+    stage.start()
+    stage.wait(lambda: "observe" in stage.fleet().get("next", ""), "it waits for somebody to start it")
+    stage.systemd.start(unit())
+    stage.serve()
+    stage.wait_state("serving")
+    stage.die(cause="config-error", message="bad flag")
+    stage.wait_state("failed")
+    stage.systemd.start(unit())
+    stage.serve()
+    stage.wait_state("serving")
+    stage.stop()
+    stage.write(CHAT)
+    stage.start()
+    stage.wait_state("serving")
+    if then == "an order":
+        assert stage.ask("restart", engine="chat")[-1]["ok"]
+    else:
+        stage.die(cause="cuda-fault", message="illegal access")
+    stage.wait(lambda: stage.systemd.calls, "something is done")
+    stage.wait_state("starting")
+    assert stage.systemd.calls == [["restart", unit()]]
+    stage.serving()
+    assert not (stage.state / "supervisor/holds/chat").exists()
+
+
 @pytest.mark.slow
 def test_systemd_refuses_and_then_does_not(stage: Stage) -> None:
     stage.systemd.refuse("show", "Connection timed out")
