@@ -30,3 +30,14 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # asyncio complains of one that was never asked for
+
+
+async def first_of(timeout_s: float, *events: asyncio.Event) -> None:
+    """Wait until one of the events is set or the time is over; leaves no task behind."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

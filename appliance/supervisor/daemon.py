@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from appliance import clock, names
 from appliance.config import source
 from appliance.config.model import Config, Supervisor
 from appliance.host import files, notify
+from appliance.host.deadline import first_of
 from appliance.host.journal import ERR, NOTICE, WARNING, Journal, message_id
 from appliance.host.places import Places
 from appliance.policy.deaths import remembered
@@ -124,7 +126,7 @@ class Daemon:
                     notify.notify(WATCHDOG=1, STATUS=self.sentence)
                 except Exception as error:  # the top of the loop: engines must not pay for a fault in here
                     self.complain("cycle", f"{type(error).__name__}: {error}", "supervisor-fault", ERR)
-                await _first(self._pause_s, self.wake, stop)
+                await first_of(self._pause_s, self.wake, stop)
                 self.wake.clear()
         self.judges.close()
         await self.first_looks.close()
@@ -178,10 +180,11 @@ class Daemon:
             await self.telemetry.ask_gateway()  # what was in flight at an end is part of its evidence
         past = gpu_steps(self.ledger.records.values(), clock.wall(), KEPT_S)
         self.judges.look(self.effective.config, self.observation.seen, past)
-        self._remember()
+        unsaved = self._remember()
         made = self._plan()
-        self._show(made)
-        if self.settings.mode == "act" and not self.observation.fault:
+        idle = 'mode is "observe"' if self.settings.mode == "observe" else unsaved
+        self._show(made, idle)
+        if not idle and not self.observation.fault:
             suspected = {one: seen.run for one in self.judges.suspected() if (seen := self.observation.seen.get(one))}
             self.first_looks.follow(suspected, self.recoveries.runs)
             self._take_down()
@@ -214,10 +217,12 @@ class Daemon:
 
     def save(self, records: Mapping[str, Record]) -> None:
         """Put records on disk when they changed. Raises OSError: nothing may follow from what is not on disk."""
-        changed = self.ledger.with_records(records)
-        if changed != self.ledger:
-            ledgers.write(self.places.under_state(names.RESTART_LEDGER), changed)
-            self.ledger = changed
+        self._put(self.ledger.with_records(records))
+
+    def _put(self, ledger: ledgers.Ledger) -> None:
+        if ledger != self.ledger:
+            ledgers.write(self.places.under_state(names.RESTART_LEDGER), ledger)
+            self.ledger = ledger
 
     def publish(self, event: dict[str, object] | None) -> None:
         """Hand an event to those who follow; None is the end of a cycle. A follower that does not read loses some."""
@@ -244,13 +249,15 @@ class Daemon:
             fault = faults.get(subject, "")
             self.complain(subject, f"{subject}: {fault}" if fault else "", "telemetry-fault", WARNING)
 
-    def _remember(self) -> None:
-        """Deaths and fulfilled wishes enter the ledger; load times too."""
+    def _remember(self) -> str:
+        """Deaths, fulfilled wishes and load times enter the ledger. Why nothing may follow now, empty where it may:
+        what is not on disk is not told yet, and is left to systemd's net until a later look."""
         now, limits = clock.wall(), self.settings.restart
         acts = self.settings.mode == "act"
         if not acts:
             limits = replace(limits, oom_ladder=False)  # nothing would carry out its steps
-        records, ledger = dict(self.ledger.records), self.ledger
+        records, before, fault = dict(self.ledger.records), self.ledger.records, ""
+        ended: list[tuple[str, Seen]] = []
         for desired in self.desired:
             instance = desired.instance
             seen, record = self.observation.seen.get(instance, Seen()), records.get(instance, Record())
@@ -260,23 +267,27 @@ class Daemon:
                 seen = self.judges.with_evidence(instance, seen)
             records[instance], cause = remembered(seen, record, limits, now=now, jitter=random.random())
             if cause:
-                self._tell_death(instance, records[instance], seen)
-            story.tell_ladder(self.journal, instance, record.ladder, records[instance].ladder)
+                ended.append((instance, seen))
         wanted = {desired.instance for desired in self.desired}
         for instance in set(records) - wanted:
             gone = Seen() if self.observation.fault else Seen(unit=UnitState.DOWN)
             unit = self.observation.seen.get(instance, gone).unit
             if unit in (UnitState.DOWN, UnitState.FAILED) and records[instance].drop:
                 del records[instance]
-        for key, load_s in self.observation.loads.values():
-            if ledger.loads.get(key) != round(load_s, 1):
-                ledger = ledger.with_load(key, load_s)
-        ledger = ledger.with_records(records)
-        if ledger != self.ledger:
-            ledgers.write(self.places.under_state(names.RESTART_LEDGER), ledger)
-            self.ledger = ledger
-        if acts:
-            rungs.write(self.places, self.ledger.records)
+        try:
+            self.save(records)
+            for instance, seen in ended:
+                self._tell_death(instance, records[instance], seen)
+            for instance, record in records.items():
+                story.tell_ladder(self.journal, instance, before.get(instance, Record()).ladder, record.ladder)
+            if acts:
+                rungs.write(self.places, self.ledger.records)
+        except OSError as error:
+            fault = f"what is known of engines cannot be put on disk ({error.strerror})"
+        self.complain("ledger", f"{fault}: nothing is done about them" if fault else "", "supervisor-fault", ERR)
+        with suppress(OSError):  # nothing follows from load times
+            self._put(self.ledger.with_loads(self.observation.loads.values()))
+        return fault
 
     def subject(self, instance: str, run: str, group: str) -> sources.Subject:
         """What evidence about a run is asked of."""
@@ -317,15 +328,14 @@ class Daemon:
         self._draining = {instance: self._draining.get(instance, now) for instance in drain}
         return made
 
-    def _show(self, made: Plan) -> None:
+    def _show(self, made: Plan, idle: str) -> None:
         now, window = clock.wall(), self.settings.restart.window
         views = {instance: self.judges.view(instance, view) for instance, view in made.views.items()}
         views |= self.recoveries.views
         self.judges.tell()
-        if self.settings.mode == "observe":
-            for action in made.actions:
-                if action.instance in views:
-                    views[action.instance] = observed_only(views[action.instance], action)
+        for action in made.actions if idle else ():
+            if action.instance in views:
+                views[action.instance] = observed_only(views[action.instance], action, idle)
         wanted = {desired.instance: desired.digest for desired in self.desired}
         counts = {name: len(record.within(window, now)) for name, record in self.ledger.records.items()}
         loads = self.ledger.load_times(wanted, self.observation.seen)
@@ -353,8 +363,9 @@ class Daemon:
             else:
                 verb = {Verb.HOLD: "stop", Verb.RUNTIME: "start"}.get(action.verb, action.verb.value)
                 await self.hand.ask(verb, unit)
-        except Refusal as refusal:
-            self.complain(unit, refusal.message, "systemd-refused", WARNING, action.instance or None)
+        except (OSError, Refusal) as error:
+            fault = f"{unit} cannot be held: {error.strerror}" if isinstance(error, OSError) else error.message
+            self.complain(unit, fault, "systemd-refused", WARNING, action.instance or None)
             return
         self.complain(unit, "", "systemd-refused", WARNING)
         if action.verb is Verb.RUNTIME:
@@ -387,14 +398,3 @@ class Daemon:
     def release(self, instance: str) -> None:
         """Remove a hold from disk. Raises OSError."""
         Path(self.places.under_state(names.HOLDS), instance).unlink(missing_ok=True)
-
-
-async def _first(timeout_s: float, *events: asyncio.Event) -> None:
-    """Wait until one of the events is set or the time is over; leaves no task behind."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)

@@ -179,7 +179,7 @@ def _remembered(value: Mapping[str, object] | None) -> dict[str, Entry]:
     return entries
 
 
-def observed_only(view: View, action: Action) -> View:
-    """A view in mode "observe": what would be done and is not."""
+def observed_only(view: View, action: Action, why: str) -> View:
+    """A view while nothing is done, for that reason: what would be."""
     state = "failed" if action.verb is Verb.HOLD else view.state
-    return replace(view, state=state, next=f'not done, mode is "observe": {action.verb.value}')
+    return replace(view, state=state, next=f"not done, {why}: {action.verb.value}")

@@ -6,7 +6,7 @@ ledger that is missing or damaged is an empty one: engines keep running, only th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,14 @@ class Ledger:
             if load_s is not None:
                 found[instance] = load_s
         return found
+
+    def with_loads(self, loads: Iterable[tuple[str, float]]) -> Ledger:
+        """The ledger after starts were seen to their ends, by key and seconds."""
+        made = self
+        for key, load_s in loads:
+            if made.loads.get(key) != round(load_s, 1):
+                made = made.with_load(key, load_s)
+        return made
 
     def with_load(self, key: str, load_s: float) -> Ledger:
         """The ledger after a start was seen to its end."""

@@ -111,14 +111,16 @@ class Stage:
         assert config is not None
         return engine_digest(config, instance)
 
-    def serve(self, instance: str = "chat", digest: str | None = None, set_by: float = 0.0) -> None:
-        """The launcher's engine answers its first request; the clock was set forward by so much during its start."""
+    def serve(
+        self, instance: str = "chat", digest: str | None = None, load_s: float = 26.0, set_by: float = 0.0
+    ) -> None:
+        """The launcher's engine answers its first request; the clock was set forward by `set_by` during its start."""
         now = time.time()
         state: dict[str, object] = {"engine": instance, "start": os.urandom(4).hex(), "phase": "serving", "message": ""}
         state |= {
-            "started": now - 26.0 - set_by,
+            "started": now - load_s - set_by,
             "ready": now,
-            "phases": {"starting": 19.5, "loading": 6.5},
+            "phases": {"starting": load_s - 6.5, "loading": 6.5},
             "digest": self.digest(instance) if digest is None else digest,
         }
         self._put(names.engine_state(instance, str(self.run)), state)
