@@ -11,11 +11,18 @@ from typing import cast
 def replace(path: str | os.PathLike[str], content: bytes, mode: int = 0o644) -> None:
     """Put `content` at `path` in one step; a reader sees the old bytes or the new ones. Raises OSError.
 
-    The bytes are on the disk before the name changes, so a power cut leaves one of the two as well.
+    The bytes are on the disk before the name changes, so a power cut leaves one of the two as well. A fault is told by
+    the file's own name: that of the moment is another one each time.
     """
+    try:
+        _replace(Path(path), content, mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _replace(target: Path, content: bytes, mode: int) -> None:
     import tempfile  # 6 ms that only a writer pays
 
-    target = Path(path)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

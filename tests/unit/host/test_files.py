@@ -17,6 +17,20 @@ def test_a_replaced_file_has_its_bytes_and_mode_and_leaves_nothing_beside_it(tmp
     assert list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_what_fails_again_says_the_same_again(tmp_path: Path, there: bool) -> None:
+    """Who tells a fault once until it changes compares the words."""
+    target = tmp_path / "directory/file"
+    if there:
+        (target / "inside").mkdir(parents=True)
+    told = set()
+    for _ in range(2):
+        with pytest.raises(OSError) as fault:
+            files.replace(target, b"one")
+        told.add(str(fault.value))
+    assert len(told) == 1 and str(target) in told.pop()
+
+
 def test_a_failed_replacement_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     target = tmp_path / "state.json"
     target.mkdir()
