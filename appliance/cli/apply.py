@@ -212,7 +212,8 @@ def _gateway(restart: bool) -> None:
     """Let the gateway take the configuration over."""
     if restart:
         print("restarting the gateway and its sockets", flush=True)
-        units = (names.GATEWAY_SOCKET_UNIT, names.GATEWAY_ADMIN_SOCKET_UNIT, names.GATEWAY_UNIT)
+        # The service first: systemd lets no socket listen again while its service runs.
+        units = (names.GATEWAY_UNIT, names.GATEWAY_SOCKET_UNIT, names.GATEWAY_ADMIN_SOCKET_UNIT)
         command = systemd.change("restart", *units, block=True)
     else:
         command = systemd.change("reload-or-restart", names.GATEWAY_UNIT, block=True)

@@ -118,6 +118,15 @@ def test_a_live_setting_restarts_no_engine(two: Appliance) -> None:
     assert "Paris" in two.wait_answer(30, model="parrot")["text"]
 
 
+def test_a_changed_address_is_listened_on_without_a_complaint(two: Appliance) -> None:
+    """systemd refuses to let a socket listen while its service runs; either address is answered afterwards."""
+    two.box.write(FILE, CHANGED + '\n[gateway]\nlisten = ["127.0.0.1:8080", "127.0.0.1:8090"]\n')
+    applied = two.cli("apply", timeout=120)
+    assert "did not take it over" not in applied.out
+    assert "8090" in two.journal("-u llm-gateway")
+    assert "Failed to listen" not in two.journal("-u llm-gateway.socket")
+
+
 def test_a_boot_with_a_broken_file_serves_what_served_before(two: Appliance) -> None:
     """Also: engines on one machine start one after the other."""
     two.box.write(FILE, "[[engine]\nmodel = ")

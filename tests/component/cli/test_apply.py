@@ -75,7 +75,7 @@ def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage
     assert done.returncode == 0, done.stderr
     assert "open connections drop" in done.stdout
     restarts = [units for verb, *units in stage.systemd.calls if verb == "restart" and "llm-gateway.service" in units]
-    assert restarts == [["llm-gateway.socket", "llm-gateway-admin.socket", "llm-gateway.service"]]
+    assert restarts == [["llm-gateway.service", "llm-gateway.socket", "llm-gateway-admin.socket"]]
 
 
 @needs_root
