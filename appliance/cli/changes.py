@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from appliance import names
 from appliance.config.diff import Change
 from appliance.config.model import Config, Engine
+from appliance.config.table import BY_PATH
+from appliance.config.values import show, spell
 from appliance.host import files, places
 from appliance.quantity import format_duration
 from appliance.units.render import engine_digest
+from appliance.wire.redact import HIDDEN, USERINFO, is_secret_name
 
 RELOAD, RESTART = "reload", "restart"
 _EFFECTS = {"live": "at once", "reload": "at once", "restart": "by a restart"}
@@ -58,31 +61,35 @@ def costs(changes: Sequence[Change], old: Config | None, new: Config) -> Costs:
 
 
 def lines(changes: Sequence[Change]) -> Iterator[str]:
-    """The settings that differ, one a line. Values of an engine's environment are not shown: they may be secrets."""
+    """The settings that differ, one a line, in the file's own words. What may be a secret is not shown."""
     for change in changes:
         if change.key == "engine":
             word = "new" if change.old is None else "removed"
             yield f"[[engine]] {change.engine}: {word}{_model(change.new or change.old)}"
             continue
         place = change.key if change.engine is None else f"{change.key} of {change.engine}"
-        if change.key.startswith("engine.env."):
+        if _is_secret(change):
             yield f"{place}: {'removed' if change.new is None else 'new' if change.old is None else 'changed'}"
         else:
-            yield f"{place}: {_value(change.old)} -> {_value(change.new)} ({_EFFECTS[change.effect]})"
+            old, new = (_value(change.key, side) for side in (change.old, change.new))
+            yield f"{place}: {old} -> {new} ({_EFFECTS[change.effect]})"
 
 
 def listed(changes: Sequence[Change], price: Costs) -> dict[str, object]:
-    """The same for programs; values of an engine's environment are left out."""
-    secret = [change.key.startswith("engine.env.") for change in changes]
+    """The same for programs, sizes in bytes and times in seconds."""
     return {
         "changes": [
             {
                 "key": change.key,
                 "engine": change.engine,
                 "effect": change.effect,
-                **({} if hidden or change.key == "engine" else {"old": change.old, "new": change.new}),
+                **(
+                    {}
+                    if _is_secret(change) or change.key == "engine"
+                    else {"old": _bare(change.old), "new": _bare(change.new)}
+                ),
             }
-            for change, hidden in zip(changes, secret, strict=True)
+            for change in changes
         ],
         "engines": dict(price.engines),
         "gateway": price.gateway or None,
@@ -112,11 +119,23 @@ def _model(engine: object) -> str:
     return f", model {engine.model}" if isinstance(engine, Engine) else ""
 
 
-def _value(value: object) -> str:
+def _is_secret(change: Change) -> bool:
+    """Whether it belongs to an engine's environment, or to a flag with a secret's name."""
+    return change.key.startswith("engine.env.") or (
+        change.key not in BY_PATH and is_secret_name(change.key.rpartition(".")[2])
+    )
+
+
+def _value(key: str, value: object) -> str:
+    """A value as the file would say it."""
     if value is None:
         return "(not set)"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    row = BY_PATH.get(key)
+    return USERINFO.sub(HIDDEN, show(value) if row is None else spell(row, value))
+
+
+def _bare(value: object) -> object:
+    """A value for programs, without the passwords of its URLs."""
     if isinstance(value, (tuple, list)):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+        return [_bare(one) for one in value]
+    return USERINFO.sub(HIDDEN, value) if isinstance(value, str) else value
