@@ -194,9 +194,18 @@ def _url(row: Row, value: object) -> str:
 
 def _list(row: Row, value: object) -> list[object]:
     if not isinstance(value, (list, tuple)):
-        scalar = isinstance(value, (str, int)) and value != "" and not isinstance(value, bool)
-        raise Wrong(f"{show(value)} is not an array", f"write [{show(value)}]" if scalar else f"like {row.example}")
+        word = f'"{row.word[0]}" or ' if row.word is not None else ""
+        remedy = f"write [{show(value)}]" if _fits(row, [value]) else f"like {word}{row.example}"
+        raise Wrong(f"{show(value)} is not an array", remedy)
     return list(value)
+
+
+def _fits(row: Row, value: object) -> bool:
+    try:
+        _READERS[row.kind](row, value)
+    except Wrong:
+        return False
+    return True
 
 
 def _urls(row: Row, value: object) -> tuple[str, ...]:
