@@ -5,8 +5,9 @@
     3. complete the runtime and the models that the new configuration needs, while the old one serves
     4. let the generator make the units; the gateway takes it over (a changed address restarts it with its sockets)
     5. the supervisor restarts the changed engines, one after the other, and tells how it goes
-    6. it worked: it is the last good configuration. An engine did not start that served before, or that is new: the
-       settings are set aside and the last good configuration comes back the same way (--no-rollback leaves it)
+    6. it worked: it is the last good configuration. The gateway did not start with its new addresses, or an engine that
+       served before, or that is new: the settings are set aside and the last good configuration comes back the same way
+       (--no-rollback leaves it)
 
 Killed or refused in between, it can simply be run again.
 """
@@ -35,6 +36,7 @@ from .supervisorclient import ended, followed, silence
 
 GATEWAY_DEADLINE_S = 180.0  # a drain takes up to TimeoutStopSec= of the gateway
 RELOAD_DEADLINE_S = 60.0
+MUTE = "the gateway did not take the configuration over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--units", action="store_true", help="show how the text of units changes, too")
     parser.add_argument("--yes", action="store_true", help="do not ask before engines that serve are restarted")
     parser.add_argument(
-        "--no-rollback", action="store_true", help="keep the new configuration also when an engine does not start"
+        "--no-rollback",
+        action="store_true",
+        help="keep the new configuration also when the gateway or an engine does not start",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 applied, 1 an engine did not come back, 2 invalid, 3 no systemd, supervisor or permission."""
+    """Exit status 0 applied, 1 gateway or engine not there again, 2 invalid, 3 no systemd, supervisor or permission."""
     found = source.load(args.config)
     if found.config is None:
         raise ConfigInvalid(found.problems)
@@ -104,10 +108,10 @@ def _apply(step: Step, *, keep: bool) -> int:
             raise Failed("nothing was applied: the configuration was edited meanwhile", hint="llm-appliance apply")
     served = rollback.serving()
     rollback.accept(step.path)
-    end = _into_force(step.price)
+    end = _into_force(step.price, at_all_costs=keep)
     lost = end.get("lost")
-    back = not keep and isinstance(lost, list) and rollback.helps(lost, step.old, served)
-    if not back:
+    back = "gateway" in end or (isinstance(lost, list) and rollback.helps(lost, step.old, served))
+    if keep or not back:
         _remember(step)
         return ended(end)
     output.note(f"llm-appliance: {end.get('message')}")
@@ -120,21 +124,27 @@ def _roll_back(step: Step, reason: str) -> int:
     rollback.reject(step.path, step.text_digest, reason)
     assert step.old is not None
     changed = diff.changes(step.new, step.old)
-    if ended(_into_force(costs(changed, step.new, step.old))) == EXIT_OK:
+    if ended(_into_force(costs(changed, step.new, step.old), at_all_costs=True)) == EXIT_OK:
         print(f"{step.path} is as you left it and not in force: correct it and apply it again", flush=True)
     return EXIT_FOUND
 
 
-def _into_force(price: Costs) -> Mapping[str, object]:
-    """Units, gateway, engines, in that order; the supervisor's last word. Raises Failed, Unreachable."""
+def _into_force(price: Costs, *, at_all_costs: bool) -> Mapping[str, object]:
+    """Units, gateway, engines, in that order; the supervisor's last word. Raises Failed, Unreachable.
+
+    Without its gateway no engine is of use: where that does not start at its new addresses, the word is `gateway`, and
+    engines are left as they are unless it is to be done at all costs.
+    """
     done = systemd.ask(systemd.daemon_reload(), RELOAD_DEADLINE_S)
     if done.status != 0:
         raise Failed(f"systemctl daemon-reload: {done.errors.strip()}", hint="journalctl -b -p err")
-    if price.gateway:
-        _gateway(price.gateway == RESTART)
+    mute = price.gateway and not _took_over(price.gateway)
+    if mute and price.gateway == RESTART and not at_all_costs:
+        return {"ok": False, "message": MUTE, "gateway": price.gateway}
     systemd.ask(systemd.change("restart", names.CONFIG_CHECK_UNIT))  # red for a bad file, and for no longer than that
     try:
-        return followed("apply", silence_s=silence(True))
+        end = followed("apply", silence_s=silence(True))
+        return {**end, "ok": False, "message": f"{MUTE}; {end.get('message')}"} if mute else end
     except Unreachable as error:
         left = ", ".join(price.engines) or "none"
         raise Unreachable(
@@ -208,9 +218,9 @@ def _remember(step: Step) -> None:
     os.chown(target, like.st_uid, like.st_gid)
 
 
-def _gateway(restart: bool) -> None:
-    """Let the gateway take the configuration over."""
-    if restart:
+def _took_over(how: str) -> bool:
+    """Let the gateway take the configuration over; whether it did."""
+    if how == RESTART:
         print("restarting the gateway and its sockets", flush=True)
         # The service first: systemd lets no socket listen again while its service runs.
         units = (names.GATEWAY_UNIT, names.GATEWAY_SOCKET_UNIT, names.GATEWAY_ADMIN_SOCKET_UNIT)
@@ -219,5 +229,7 @@ def _gateway(restart: bool) -> None:
         command = systemd.change("reload-or-restart", names.GATEWAY_UNIT, block=True)
     done = systemd.ask(command, GATEWAY_DEADLINE_S)
     if done.status != 0:
-        output.note(f"warning: the gateway did not take it over: {done.errors.strip()}")
-        output.note("hint: systemctl status llm-gateway llm-gateway.socket")
+        for line in dict.fromkeys(done.errors.strip().splitlines()):
+            output.note(f"warning: {line}")
+        output.note(f"hint: journalctl -n 20 -u {names.GATEWAY_UNIT} -u {names.GATEWAY_SOCKET_UNIT}")
+    return done.status == 0

@@ -173,6 +173,35 @@ def test_settings_that_an_engine_does_not_start_with_are_rolled_back(stage: Stag
 
 @needs_root
 @pytest.mark.slow
+def test_addresses_that_the_gateway_does_not_start_with_are_rolled_back(stage: Stage) -> None:
+    """A port that another program has: the old addresses come back, and no engine was touched."""
+    assert call(stage, "apply").returncode == 0
+    kept = stage.config.parent / "last-good.toml"
+    before = kept.read_text()
+    stage.write('[gateway]\nlisten = ["127.0.0.1:8099"]\n' + LARGER)
+    stage.systemd.refuse("restart", "Job failed.")
+    done = call(stage, "apply")
+    stage.systemd.refuse("restart", "")
+    assert done.returncode == 1
+    assert "the gateway did not take the configuration over" in done.stderr
+    assert "journalctl -n 20 -u llm-gateway.service" in done.stderr
+    assert "rolling back to the last good configuration" in done.stdout
+    assert rejected(stage).exists()
+    assert kept.read_text() == before
+    assert stage.starts("chat") == 1
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_gateway_that_does_not_come_is_no_success(stage: Stage) -> None:
+    stage.systemd.refuse("reload-or-restart", "Job failed.")
+    done = call(stage, "apply")
+    assert done.returncode == 1
+    assert "the gateway did not take the configuration over" in done.stderr
+
+
+@needs_root
+@pytest.mark.slow
 def test_a_new_engine_that_does_not_start_goes_again(stage: Stage) -> None:
     stage.write(CHAT)
     assert call(stage, "apply").returncode == 0
