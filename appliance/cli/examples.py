@@ -48,7 +48,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "hold": ("hold chat --reason 'new power supply'",),
     "resume": ("resume chat --wait",),
-    "drain": ("drain chat-1 --reason 'new fan'",),
-    "undrain": ("undrain chat-1",),
+    "drain": ("drain chat-2 --reason 'new fan'",),
+    "undrain": ("undrain chat-2",),
     "restart": ("restart chat --wait", "restart chat --evidence"),
 }

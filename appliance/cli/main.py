@@ -168,7 +168,7 @@ def _dispatch(words: Sequence[str]) -> int:
     if rest[0] == "complete":  # for shells; its words are not ours
         return int(import_module("appliance.cli.complete").run(rest[2:] if rest[1:2] == ["--"] else rest[1:]))
     if rest[0] == "help":
-        return _dispatch([*rest[1:2], "--help"])
+        return _dispatch([*rest[1:], "--help"])
     return _run(rest[0], rest[1:], config, as_json)
 
 
@@ -216,7 +216,9 @@ def _add_shared(parser: argparse.ArgumentParser, has_json: bool) -> None:
         parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for child in {id(child): child for child in action.choices.values()}.values():
+            purposes = {choice.dest: choice.help for choice in action._choices_actions}
+            for word, child in action.choices.items():
+                child.description = _sentence(purposes.get(word) or "")
                 child.allow_abbrev = False  # it does not come down by itself
                 _add_shared(child, has_json)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance import names
 from appliance.cli.complete import FILES, candidates
 from appliance.cli.examples import EXAMPLES
 from appliance.cli.main import VERBS, main, parser_of
@@ -35,6 +36,11 @@ def test_every_verb_has_examples_that_it_reads(verb: str, capsys: pytest.Capture
     assert main([verb, "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  llm-appliance {example}\n" in shown for example in EXAMPLES[verb])
+
+
+@pytest.mark.parametrize("verb", ["hold", "resume", "drain", "undrain", "restart"])
+def test_examples_name_engines_and_replicas_as_they_are_called(verb: str) -> None:
+    assert all(shlex.split(example)[1] in names.instances("chat", 2) for example in EXAMPLES[verb])
 
 
 @pytest.mark.parametrize(

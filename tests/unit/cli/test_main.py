@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,33 @@ def test_the_manual_has_every_verb() -> None:
     manual = (Path(__file__).resolve().parents[3] / "packaging/man/llm-appliance.1").read_text()
     items = " ".join(re.findall(r"^\.TP\n\.B[IR]? (.*)", manual, re.MULTILINE))
     assert [verb for verb in cli.VERBS if not re.search(rf"(?<![-\w]){verb}\b", items.replace("\\fP", " "))] == []
+
+
+def _said(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The options of a verb, its own verbs and their options, but for those that all verbs have."""
+    for action in parser._actions:
+        yield from (option for option in action.option_strings if option[:2] == "--")
+        if isinstance(action, argparse._SubParsersAction):
+            for word, child in action.choices.items():
+                yield word
+                yield from _said(child)
+
+
+@pytest.mark.parametrize("word", cli.VERBS)
+def test_the_manual_says_what_a_verb_takes(word: str) -> None:
+    """Of bench it names the chief options and refers to --help."""
+    manual = (Path(__file__).resolve().parents[3] / "packaging/man/llm-appliance.1").read_text().replace("\\-", "-")
+    words = set(re.findall(r"[-\w]+", manual))
+    taken = set(_said(cli.parser_of(word))) - {"--help", "--config", "--json"}
+    assert word == "bench" or sorted(taken - words) == []
+
+
+def test_help_of_a_verb_of_a_verb_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["keys", "create", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--daily-tokens" in shown and "Make a key and print it." in shown
+    assert cli.main(["help", "keys", "create"]) == 0
+    assert capsys.readouterr().out == shown
 
 
 @pytest.fixture
