@@ -30,7 +30,7 @@ from appliance.host import files, modelstore, places, systemd
 from appliance.units.render import units
 
 from . import output, rollback
-from .changes import RESTART, Costs, costs, lines, listed
+from .changes import RELOAD, RESTART, Costs, costs, lines, listed
 from .runtimejob import run_job
 from .supervisorclient import ended, followed, silence
 
@@ -138,7 +138,7 @@ def _into_force(price: Costs, *, at_all_costs: bool) -> Mapping[str, object]:
     done = systemd.ask(systemd.daemon_reload(), RELOAD_DEADLINE_S)
     if done.status != 0:
         raise Failed(f"systemctl daemon-reload: {done.errors.strip()}", hint="journalctl -b -p err")
-    mute = price.gateway and not _took_over(price.gateway)
+    mute = not _took_over(price.gateway or RELOAD)  # it may have started with another file than this one
     if mute and price.gateway == RESTART and not at_all_costs:
         return {"ok": False, "message": MUTE, "gateway": price.gateway}
     systemd.ask(systemd.change("restart", names.CONFIG_CHECK_UNIT))  # red for a bad file, and for no longer than that
@@ -222,12 +222,14 @@ def _took_over(how: str) -> bool:
     """Let the gateway take the configuration over; whether it did."""
     if how == RESTART:
         print("restarting the gateway and its sockets", flush=True)
-        # The service first: systemd lets no socket listen again while its service runs.
-        units = (names.GATEWAY_UNIT, names.GATEWAY_SOCKET_UNIT, names.GATEWAY_ADMIN_SOCKET_UNIT)
-        command = systemd.change("restart", *units, block=True)
+        # Not by `restart`: systemd lets no socket listen while its service runs, and starts that again meanwhile.
+        units = (names.GATEWAY_SOCKET_UNIT, names.GATEWAY_ADMIN_SOCKET_UNIT, names.GATEWAY_UNIT)
+        try:
+            systemd.ask(systemd.change("stop", *units, block=True), GATEWAY_DEADLINE_S)
+        finally:  # Ctrl-C, too, leaves it running
+            done = systemd.ask(systemd.change("start", *units, block=True), GATEWAY_DEADLINE_S)
     else:
-        command = systemd.change("reload-or-restart", names.GATEWAY_UNIT, block=True)
-    done = systemd.ask(command, GATEWAY_DEADLINE_S)
+        done = systemd.ask(systemd.change("reload-or-restart", names.GATEWAY_UNIT, block=True), GATEWAY_DEADLINE_S)
     if done.status != 0:
         for line in dict.fromkeys(done.errors.strip().splitlines()):
             output.note(f"warning: {line}")

@@ -74,8 +74,8 @@ def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage
     done = call(stage, "apply")
     assert done.returncode == 0, done.stderr
     assert "open connections drop" in done.stdout
-    restarts = [units for verb, *units in stage.systemd.calls if verb == "restart" and "llm-gateway.service" in units]
-    assert restarts == [["llm-gateway.service", "llm-gateway.socket", "llm-gateway-admin.socket"]]
+    gateway = ["llm-gateway.socket", "llm-gateway-admin.socket", "llm-gateway.service"]
+    assert [verb for verb, *units in stage.systemd.calls if units == gateway] == ["stop", "start"]
 
 
 @needs_root
@@ -179,9 +179,9 @@ def test_addresses_that_the_gateway_does_not_start_with_are_rolled_back(stage: S
     kept = stage.config.parent / "last-good.toml"
     before = kept.read_text()
     stage.write('[gateway]\nlisten = ["127.0.0.1:8099"]\n' + LARGER)
-    stage.systemd.refuse("restart", "Job failed.")
+    stage.systemd.refuse("start", "Job failed.")
     done = call(stage, "apply")
-    stage.systemd.refuse("restart", "")
+    stage.systemd.refuse("start", "")
     assert done.returncode == 1
     assert "the gateway did not take the configuration over" in done.stderr
     assert "journalctl -n 20 -u llm-gateway.service" in done.stderr
@@ -198,6 +198,15 @@ def test_a_gateway_that_does_not_come_is_no_success(stage: Stage) -> None:
     done = call(stage, "apply")
     assert done.returncode == 1
     assert "the gateway did not take the configuration over" in done.stderr
+
+
+@needs_root
+def test_the_gateway_reads_the_file_also_where_no_setting_differs(stage: Stage) -> None:
+    """It may run with the last good configuration, and say so, since a boot with a broken file or a rollback."""
+    for _ in range(2):
+        before = len(stage.systemd.calls)
+        assert call(stage, "apply").returncode == 0
+        assert ["reload-or-restart", "llm-gateway.service"] in stage.systemd.calls[before:]
 
 
 @needs_root
