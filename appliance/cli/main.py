@@ -40,11 +40,12 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Where a verb lives, what it is for, and whether it can print JSON."""
+    """Where a verb lives, what it is for, whether it can print JSON, and whether it hands on what follows `--`."""
 
     module: str
     purpose: str
     json: bool = False
+    hands_on: bool = False
 
 
 VERBS: dict[str, Verb] = {
@@ -61,7 +62,7 @@ VERBS: dict[str, Verb] = {
     "runtime": Verb("appliance.cli.runtime", "list, build, choose and roll back vLLM environments", json=True),
     "bench": Verb("appliance.cli.bench", "how many requests at once it serves, how fast; --tune", json=True),
     "chat": Verb("appliance.cli.chat", "talk to a model through the gateway"),
-    "logs": Verb("appliance.cli.logs", "the journal of the appliance or of one engine"),
+    "logs": Verb("appliance.cli.logs", "the journal of the appliance or of one engine", hands_on=True),
     "incidents": Verb("appliance.cli.incidents", "what happened to engines, with its evidence", json=True),
     "report": Verb("appliance.cli.report", "one file to attach to a bug report"),
     "replay": Verb("appliance.cli.replay", "judge a recorded timeline again", json=True),
@@ -181,7 +182,10 @@ def _run(word: str, rest: list[str], config: str, as_json: bool) -> int:
         )
     if as_json and not verb.json:
         raise UsageError(f"{word} prints no JSON", hint=f"{PROGRAM} {word} --help")
-    args = parser_of(word).parse_args(rest)
+    own = rest.index("--") if verb.hands_on and "--" in rest else len(rest)
+    args = parser_of(word).parse_args(rest[:own])
+    if verb.hands_on:  # argparse would give the first of them to a positional that was left out
+        args.options += rest[own + 1 :]
     args.config = getattr(args, "config", None) or config
     args.json = bool(getattr(args, "json", False)) or as_json
     return int(import_module(verb.module).run(args))

@@ -170,6 +170,9 @@ def test_logs_become_journalctl(still: Stage, tmp_path: Path) -> None:
     assert arguments() == ["--unit=llm-*", "--lines=200"]
     assert arguments("chat", "-f", "-n", "5") == [f"--unit={unit()}", "--follow", "--lines=5"]
     assert arguments("chat", "--", "--since", "today") == [f"--unit={unit()}", "--since", "today"]
+    explained = ["--catalog", "--lines=200", "--output=cat"]
+    assert arguments("chat", "-x", "--", "--output=cat") == [f"--unit={unit()}", *explained]
+    assert arguments("--", "--since", "today") == ["--unit=llm-*", "--since", "today"]
     wrong = call(still, "logs", "chta", PATH=path)
     assert wrong.returncode == 2
     assert "the configuration has: chat" in wrong.stderr
