@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -122,7 +122,7 @@ def _show(args: argparse.Namespace, where: str) -> int:
                 yield entry
 
     if args.sum:
-        _print_sums(chosen(), args.json)
+        _print_sums(chosen(), {key.id: key.name for key in _keys(args.config)}, args.json)
     elif args.json:
         output.print_json(list(chosen()))
     else:
@@ -149,21 +149,27 @@ def _row(entry: Entry) -> tuple[object, ...]:
     )
 
 
-def _print_sums(entries: Iterator[Entry], as_json: bool) -> None:
+def _print_sums(entries: Iterator[Entry], key_names: dict[str, str], as_json: bool) -> None:
+    """A key that is no longer in its file has no name."""
     sums: dict[tuple[str, str], _Sum] = {}
     for entry in entries:
         sums.setdefault((str(entry.get("key_id") or ""), str(entry.get("model") or "")), _Sum()).add(entry)
     ordered = sorted(sums.items())
     if as_json:
-        output.print_json([{"key_id": key, "model": model, **asdict(one)} for (key, model), one in ordered])
+        output.print_json(
+            [
+                {"key_id": key, "key_name": key_names.get(key), "model": model, **asdict(one)}
+                for (key, model), one in ordered
+            ]
+        )
         return
     output.table(
         [
-            (key or "-", one.requests, one.ok, one.prompt_tokens, one.cached_tokens,
+            (key or "-", key_names.get(key), one.requests, one.ok, one.prompt_tokens, one.cached_tokens,
              f"{'~' if one.estimated else ''}{one.completion_tokens}", model or "-")
             for (key, model), one in ordered
         ],
-        ("KEY", "REQUESTS", "OK", "PROMPT", "CACHED", "COMPLETION", "MODEL"),
+        ("KEY", "NAME", "REQUESTS", "OK", "PROMPT", "CACHED", "COMPLETION", "MODEL"),
     )  # fmt: skip
     if not ordered:
         output.note("no request is on record for that")
@@ -171,13 +177,16 @@ def _print_sums(entries: Iterator[Entry], as_json: bool) -> None:
 
 def _key_ids(config_path: str, word: str) -> set[str]:
     """The ids of the keys with this name or id; a key that is no longer in the file is found by its id."""
+    return {key.id for key in _keys(config_path) if word in (key.name, key.id)} or {word}
+
+
+def _keys(config_path: str) -> Sequence[keystore.Key]:
+    """The keys in their file, as far as it can be read."""
     found = source.effective(config_path)
-    path = found.config.auth.keys_file if found.config else names.KEYS_FILE
     try:
-        ids = {key.id for key in keystore.read(path).keys if word in (key.name, key.id)}
-    except keystore.KeysInvalid:
-        ids = set()
-    return ids or {word}
+        return keystore.read(found.config.auth.keys_file if found.config else names.KEYS_FILE).keys
+    except (keystore.KeysInvalid, OSError):
+        return ()
 
 
 def _moment(text: str, now: float) -> float:

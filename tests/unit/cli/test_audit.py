@@ -107,13 +107,14 @@ def test_show_chooses(stage: Path, capsys: pytest.CaptureFixture[str], words: tu
 def test_sums(stage: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, out, _ = run(stage, capsys, "audit", "show", "--sum", "--json", "--key", "alice")
     long, short = sorted(json.loads(out), key=lambda one: one["requests"])
-    assert short["model"] == "smollm2-135m" and long["requests"] == 1
+    assert short["model"] == "smollm2-135m" and short["key_name"] == "alice" and long["requests"] == 1
     assert {name: short[name] for name in ("requests", "ok", "prompt_tokens", "completion_tokens", "estimated")} == {
         "requests": 2, "ok": 1, "prompt_tokens": 7, "completion_tokens": 6, "estimated": 1,
     }  # fmt: skip
     monkeypatch.setattr("appliance.cli.output.width", lambda: 80)
     _, out, _ = run(stage, capsys, "audit", "show", "--sum", "--since", "30d")
     assert len(out.splitlines()) == 5 and max(map(len, out.splitlines())) <= 80 and " ~6 " in out
+    assert out.count("alice") == 2
 
 
 def test_what_cannot_be_read_is_told(stage: Path, capsys: pytest.CaptureFixture[str]) -> None:
