@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 
 from appliance import clock, names
 from appliance.config import source
+from appliance.config.fleet import lora_names
 from appliance.config.model import PRIORITIES, KeyLimits
 from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
 from appliance.host import auditfiles, keystore
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         key, secret = keystore.create(
             path, args.name, now, models=models, expires=_moment(args.expires, now), limits=limits
         )
+        _warn_of_unserved(args.config, models)
         return _show(key, secret, args.json)
     if args.action == "rotate":
         key, secret = keystore.rotate(path, args.key, now, overlap=_duration(args.overlap))
@@ -82,6 +84,15 @@ def _show(key: keystore.Key, secret: str, as_json: bool) -> int:
         print(secret)
         output.note(f"{key.name} ({key.id}): keep it now, it is not shown again")
     return EXIT_OK
+
+
+def _warn_of_unserved(config_path: str, models: Sequence[str]) -> None:
+    """A key for a model that is yet to come is no error, a misspelt one is found here and not by its user."""
+    config = source.effective(config_path).config
+    served = {name for one in config.engines for name in (*one.served, *lora_names(one))} if config else set(models)
+    for model in models:
+        if model not in served:
+            output.note(f"warning: no engine serves {model!r}; the configuration has: {', '.join(sorted(served))}")
 
 
 def _list(path: str, config_path: str, now: float, as_json: bool) -> int:

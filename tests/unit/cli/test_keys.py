@@ -38,6 +38,13 @@ def test_json_holds_id_name_and_key(config: str, capsys: pytest.CaptureFixture[s
     assert listed["id"] == made["id"] and made["key"] not in out
 
 
+def test_a_model_that_no_engine_serves_is_told(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "keys", "create", "a", "--models", "smollm2-135m,chta", "--config", config)
+    assert status == 0 and out.startswith("sk-")
+    assert "no engine serves 'chta'; the configuration has: smollm2-135m" in err
+    assert "no engine serves" not in run(capsys, "keys", "create", "b", "--config", config)[2]
+
+
 def test_limits_are_stored_and_listed(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--rpm", "60", "--tpm", "100_000", "--parallel", "4", "--daily-tokens", "2000000", "--monthly-tokens",
              "40000000", "--max-tokens", "4096", "--max-prompt", "256KiB", "--class", "batch",
