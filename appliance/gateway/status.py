@@ -111,7 +111,9 @@ def _required(state: State) -> bool:
 
 
 def _overall(state: State, now: float) -> str:
-    """One word: `draining`, `invalid`, `serving`, `degraded` (some engines), `starting`, `failed` (held or failed)."""
+    """One word: `draining` (the gateway, or all engines), `invalid`, `serving`, `degraded` (some engines), `starting`,
+    `failed` (held or failed).
+    """
     if state.draining:
         return "draining"
     if state.config is None:
@@ -122,6 +124,8 @@ def _overall(state: State, now: float) -> str:
     states = {state.engines.seen(replica).state for replica in state.engines.replicas()}
     if serving:
         return "degraded"
+    if states == {"draining"}:
+        return "draining"
     return "failed" if states and states <= {"held", "failed"} else "starting"
 
 

@@ -70,6 +70,11 @@ def test_the_way_to_serving_is_told_truthfully(local: Gateway, tmp_path: Path) -
     assert status["engines"][0]["replicas"][0]["phase"] == "loading"
 
 
+def test_an_appliance_that_was_told_to_drain_does_not_start(local: Gateway) -> None:
+    local.fleet(chat={"state": "draining", "since": time.time(), "load_s": None, "reason": "new fan", "cause": None})
+    wait_until(lambda: local.admin("/status")["state"] == "draining", 5, "the state is told", 0.05)
+
+
 @pytest.fixture
 def socketed(local: Gateway) -> Iterator[tuple[Gateway, FakeEngine]]:
     directory = local.run / "engines" / "chat"
