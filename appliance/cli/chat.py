@@ -155,7 +155,7 @@ def _failure(status: int, body: bytes, has_key: bool) -> Failed:
     except (ValueError, KeyError, TypeError):
         message = f"the gateway answered {status}"
     if status != 401:
-        return Failed(message)
+        return Failed(message, hint="llm-appliance status names the models" if status == 404 else "")
     made = "sudo llm-appliance keys create me"
     hint = "llm-appliance keys list" if has_key else f"{KEY_VARIABLE}=$({made}) llm-appliance chat"
     return Failed(message, hint=hint)

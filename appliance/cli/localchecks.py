@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from appliance import clock, names
 from appliance.config import source
@@ -47,8 +48,7 @@ def _configuration(config_path: str) -> Iterator[Finding]:
     problems = [*found.problems, *(host_problems(found) if found.config is not None else ())]
     for problem in problems:
         verdict = Verdict.FAIL if problem.severity == "error" else Verdict.WARN
-        where = f"{problem.file}:{problem.line or 1}: " if problem.file else ""
-        yield Finding("config", verdict, f"{where}{problem.key}: {problem.message}", problem.remedy)
+        yield Finding("config", verdict, str(replace(problem, remedy="")), problem.remedy)
     if not problems:
         yield Finding("config", Verdict.OK, f"{config_path}: good")
 

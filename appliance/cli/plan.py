@@ -131,7 +131,9 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     engines = [engine for engine in config.engines if args.engine in (None, engine.name)]
     if not engines:
         known = ", ".join(engine.name for engine in config.engines)
-        raise UsageError(f"there is no engine {args.engine}: there are {known}", hint="or name a model with --model")
+        raise UsageError(
+            f"there is no engine {args.engine!r}; the configuration has: {known}", hint="or name a model with --model"
+        )
     planned = [engine for engine in engines if not engine.remote and (engine.gpus != () or given)]
     return [_case(engine, config, given, args) for engine in planned]
 

@@ -35,7 +35,7 @@ def text(engine: str | None, model: str, cards: tuple[Card, ...], plan: Plan, we
             lines += [
                 "",
                 "  [[engine]]",
-                *_setting("gpus", list(range(found.gpus)), f"{len(cards) - found.gpus} are free"),
+                *_setting("gpus", list(range(found.gpus)), _free(len(cards) - found.gpus)),
             ]
         lines += ["", "  [engine.vllm]"]
         lines += [row for line in plan.lines for row in _setting(line.key, line.value, line.reason)]
@@ -45,6 +45,10 @@ def text(engine: str | None, model: str, cards: tuple[Card, ...], plan: Plan, we
         lines.append("")
     lines += [row for note in plan.notes for row in _wrapped(note, "  note: ")]
     return "\n".join(lines)
+
+
+def _free(count: int) -> str:
+    return "1 is free" if count == 1 else f"{count} are free"
 
 
 def _memory(found: Sizing, weights: Weights | None) -> list[str]:

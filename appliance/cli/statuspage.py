@@ -301,7 +301,7 @@ def _advice(value: Mapping[str, Any]) -> Iterator[str]:
     if ledger.get("problem"):
         yield ""
         yield output.clean(ledger["problem"])
-        yield f"    {ledger.get('waiting')} lines wait, {ledger.get('dropped')} are lost; requests are served"
+        yield f"    lines waiting: {ledger.get('waiting')}, lost: {ledger.get('dropped')}; requests are served"
     if keys.get("problem"):
         yield ""
         yield f"API keys: {output.clean(keys['problem'])}"

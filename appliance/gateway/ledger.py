@@ -156,7 +156,7 @@ class Ledger:
         writer.sealed.clear()
         if self.problem:
             self.problem = ""
-            self._log.log(journal.NOTICE, f"the usage ledger is written again: {waited} lines waited, {lost} are lost",
+            self._log.log(journal.NOTICE, f"the usage ledger is written again: {waited} waited, {lost} are lost",
                           LLM_EVENT="ledger-written")  # fmt: skip
 
     def _expire(self, writer: AuditWriter, retention: float) -> None:

@@ -51,6 +51,13 @@ def test_every_check_says_something_that_a_machine_can_read(tmp_path: Path) -> N
     assert next(one for one in found if one["name"] == "hub")["verdict"] == "skipped"
 
 
+@pytest.mark.parametrize("text", ["[gatway]\n", "[gateway\n"])
+def test_what_is_wrong_with_the_file_stands_as_check_says_it(tmp_path: Path, text: str) -> None:
+    found = json.loads(doctor(tmp_path, "--json", config=text).stdout)
+    told = next(one["evidence"] for one in found if one["name"] == "config")
+    assert told.startswith(f"{tmp_path}/config.toml:1: ") and ": :" not in told
+
+
 def test_people_see_what_is_wrong_first_and_good_ones_in_a_row(tmp_path: Path) -> None:
     done = doctor(tmp_path, config=LOCAL)
     lines = done.stdout.splitlines()

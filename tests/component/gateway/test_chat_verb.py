@@ -55,7 +55,7 @@ def test_an_answer_comes_and_errors_are_explained(served: tuple[Gateway, str]) -
     assert good[1] == 0 and "Paris" in good[0][0]
     assert wrong[1] == 1 and "not known" in wrong[0][1] and "keys list" in wrong[0][1]
     assert keyless[1] == 1 and "keys create" in keyless[0][1]
-    assert unknown[1] == 1 and "no engine serves" in unknown[0][1]
+    assert unknown[1] == 1 and "no engine serves" in unknown[0][1] and "llm-appliance status" in unknown[0][1]
     assert broken[1] == 1 and "broke off" in broken[0][1] and "The capital" in broken[0][0]
     assert not any("Traceback" in err for (_, err), _ in results)
 

@@ -90,6 +90,7 @@ def test_a_page_in_eighty_columns(machine: Path, model: Path, capsys: pytest.Cap
         ("1x H100", 0, "# vLLM's own defaults do"),
         ("2x Radeon", 2, "is not in the table of cards"),
         ("0x L4", 2, "1 to 64"),
+        ("4x RTX 4090", 0, "are free"),
     ],
 )
 def test_other_cards(
@@ -163,7 +164,7 @@ remote = ["http://127.0.0.1:1"]
     assert settings(made[0])["max_model_len"] == 16384
     assert plans(capsys, "--config", machine, "wide")[1] == made[:1]
     status, _, err = run(capsys, "--config", machine, "nobody")
-    assert (status, "there are wide, rest" in err) == (2, True)
+    assert (status, "the configuration has: wide, rest" in err) == (2, True)
 
 
 def test_flags_of_the_file_are_kept(machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,7 +107,7 @@ def test_what_cannot_be_written_waits_and_is_told_once(tmp_path: Path, capsys: p
     assert lost["event"] == "lost" and lost["count"] == 3
     assert [one["request_id"] for one in kept] == [f"r-{n}" for n in range(5)]
     told = capsys.readouterr().err
-    assert told.count("cannot be written") == 1 and told.count("written again: 5 lines waited, 3 are lost") == 1
+    assert told.count("cannot be written") == 1 and told.count("written again: 5 waited, 3 are lost") == 1
     assert told.count("request=r-") == 5
 
 
