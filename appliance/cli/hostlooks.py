@@ -167,8 +167,9 @@ def _fleet(config: Config, where: places.Places) -> Fleet:
 
 
 def _incidents(listed: object, now: float) -> Iterator[Happened]:
+    """Without a cause it is evidence that an operator asked for."""
     for each in listed if isinstance(listed, list) else ():
-        if isinstance(each, dict) and isinstance(each.get("at"), (int, float)):
+        if isinstance(each, dict) and each.get("cause") and isinstance(each.get("at"), (int, float)):
             count = each.get("count")
             yield Happened(
                 engine=str(each.get("engine")), cause=str(each.get("cause")), age=now - each["at"],

@@ -51,7 +51,7 @@ def of_file(path: str, running: Effective, disk: Effective) -> Iterator[Drift]:
         return
     rejected = source.rejection(path, disk)
     if rejected is not None:
-        yield Drift("rolled-back", f"the settings of the configuration file {_words(rejected.message)}", APPLY)
+        yield Drift("rolled-back", f"the configuration file as it stands {_words(rejected.message)}", APPLY)
         return
     if disk.text_digest == running.text_digest:
         return

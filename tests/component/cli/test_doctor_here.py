@@ -58,6 +58,16 @@ def test_what_is_wrong_with_the_file_stands_as_check_says_it(tmp_path: Path, tex
     assert told.startswith(f"{tmp_path}/config.toml:1: ") and ": :" not in told
 
 
+def test_evidence_that_was_asked_for_is_nothing_that_happened_to_an_engine(tmp_path: Path) -> None:
+    (tmp_path / "supervisor").mkdir()
+    asked, died = ({"engine": "chat", "at": time.time(), "cause": cause, "count": 1} for cause in (None, "engine-died"))
+    fleet = {"v": 1, "at": time.time(), "engines": {}, "incidents": [asked, died]}
+    (tmp_path / "supervisor/fleet.json").write_text(json.dumps(fleet))
+    found = json.loads(doctor(tmp_path, "--json", config=LOCAL).stdout)
+    told = [one["evidence"] for one in found if one["name"] == "engines"]
+    assert [words for words in told if "within a day" in words] == ["chat: engine-died, 1 time within a day"]
+
+
 def test_people_see_what_is_wrong_first_and_good_ones_in_a_row(tmp_path: Path) -> None:
     done = doctor(tmp_path, config=LOCAL)
     lines = done.stdout.splitlines()

@@ -49,7 +49,7 @@ def edit(text: str) -> Callable[[Path], object]:
         (edit("[gateway]\nmax_body = '1MiB'\nqueue = 1\n"), "invalid", "config.toml:3"),
         (edit("[[["), "invalid", "cannot be used"),
         (Path.unlink, "invalid", "there is no such file"),
-        (rejected, "rolled-back", "was rolled back: chat did not start"),
+        (rejected, "rolled-back", "the configuration file as it stands was rolled back: chat did not start"),
     ],
 )  # fmt: skip
 def test_the_file_against_the_settings_in_force(
