@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections import Counter
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.main import VERBS, parser_of
+from appliance.cli.main import PROCESSES, VERBS, parser_of
 from appliance.config.table import BY_PATH, TABLES
 from appliance.errors import UsageError
 from tests.bench.report import BEGIN, END
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READMES = ["README.md", "README.zh-CN.md"]
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _SPAN = re.compile(r"`([^`]+)`")
-_COMMAND = re.compile(r"(?:sudo -E )?(llm-appliance [a-z].*)")
+_COMMAND = re.compile(r"(?:sudo -E |KEY=\$\()?(llm-appliance [a-z].*?)\)?$")
 _NAMED = re.compile(r"(?:llm-(?:appliance|runtime)|generator|journalctl|systemctl)\s")
 _DRAWN = re.compile(r"[─│▲▼]+>?|llm-[A-Za-z@]+|HTTP|NVML|vLLM|unix socket")
 
@@ -56,8 +57,8 @@ def test_commands_are_read_by_their_verbs(name: str) -> None:
     for command in commands:
         plain = re.sub(r"\[([^\]]*)\]", r"\1", command.partition(" | ")[0])
         verb, *words = shlex.split(plain)[1:]
-        assert verb in VERBS, command
-        if not words or words[-1] == "--help":
+        assert verb in VERBS or verb in PROCESSES, command
+        if verb in PROCESSES or not words or words[-1] == "--help":
             continue
         try:
             parser_of(verb).parse_args(words)
@@ -119,3 +120,10 @@ def _figures(section: str) -> Counter[str]:
     """Numbers of the prose and of the tables; a thousand may be written with a comma."""
     prose = "\n".join(line for line in section.splitlines() if not line.startswith("    "))
     return Counter(number.replace(",", "") for number in _NUMBER.findall(_SPAN.sub("", prose)))
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_the_first_request_ends_soon(name: str) -> None:
+    """As the model samples by default, the smallest one often goes on to the end of its context: minutes on a CPU."""
+    (body,) = re.findall(r"^      -d '(.*)'$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    assert json.loads(body)["temperature"] == 0
