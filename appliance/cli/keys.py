@@ -115,7 +115,7 @@ def _list(path: str, config_path: str, now: float, as_json: bool) -> int:
         return EXIT_OK
     output.table(
         [
-            (key.id, key.name, key.state(now), _day(key.expires), _use(key, uses, now),
+            (key.id, key.name, _state(key, now), _day(key.expires), _use(key, uses, now),
              ", ".join(key.models) or "all", key.limits.priority, _limits(key.limits))
             for key in keys
         ],
@@ -142,6 +142,12 @@ def _use(key: keystore.Key, uses: auditfiles.LastUses | None, now: float) -> str
     return "-" if uses.since is None else f"over {format_duration(max(now - uses.since, 0.0))} ago"
 
 
+def _state(key: keystore.Key, now: float) -> str:
+    state, until = key.state(now), key.previous_until
+    overlaps = state == "good" and until is not None and now < until
+    return f"{state}, its old secret until {output.when(until)[:-3]}" if overlaps else state
+
+
 def _day(epoch: float | None) -> str:
     return output.when(epoch)[:10]
 
@@ -154,6 +160,7 @@ def _public(key: keystore.Key, now: float) -> dict[str, object]:
         "created": key.created,
         "expires": key.expires,
         "revoked": key.revoked,
+        "previous_until": key.previous_until,
         "models": list(key.models),
         "class": key.limits.priority,
         **{name: getattr(key.limits, name) for name in keystore.LIMITS},

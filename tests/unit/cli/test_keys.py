@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,9 @@ def test_a_keys_life(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, first, _ = run(capsys, "keys", "create", "carol", "--config", config)
     status, second, _ = run(capsys, "keys", "rotate", "carol", "--overlap", "1h", "--config", config)
     assert status == 0 and second.startswith("sk-") and second != first
+    assert "good, its old secret until 2" in run(capsys, "keys", "list", "--config", config)[1]
+    (listed,) = json.loads(run(capsys, "keys", "list", "--json", "--config", config)[1])
+    assert abs(listed["previous_until"] - time.time() - 3600) < 60
     assert run(capsys, "keys", "revoke", "carol", "--config", config)[0] == 0
     assert "revoked" in run(capsys, "keys", "list", "--config", config)[1]
 
