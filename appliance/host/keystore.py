@@ -43,8 +43,9 @@ from typing import Any
 
 from appliance import names
 from appliance.config.model import PRIORITIES, UNLIMITED, KeyLimits
-from appliance.errors import Failed, UsageError
+from appliance.errors import EXIT_UNREACHABLE, Failed, UsageError
 
+from .access import account
 from .files import replace as replace_file
 
 if sys.version_info >= (3, 11):
@@ -62,6 +63,12 @@ _HEADER = b"# API keys, hashed. Written by `llm-appliance keys`; the gateway rea
 
 class KeysInvalid(Failed):
     """The keys file cannot be used; the message names the place."""
+
+
+class KeysHidden(KeysInvalid):
+    """This user may not look."""
+
+    exit_status = EXIT_UNREACHABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +127,10 @@ def read(path: str) -> Keys:
         raw = tomllib.loads(Path(path).read_text("utf-8"))
     except FileNotFoundError:
         return Keys()
+    except PermissionError as error:
+        raise _unreadable(path, error) from None
     except OSError as error:
-        raise KeysInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=_permission_hint(path)) from None
+        raise KeysInvalid(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KeysInvalid(f"{path}: not valid TOML: {error}") from None
     entries = raw.get("key", [])
@@ -317,7 +326,10 @@ def _gateway_group() -> int | None:
         return None
 
 
-def _permission_hint(path: str) -> str:
-    return (
-        f"the file must be readable by {names.GATEWAY_USER}: chown root:{names.GATEWAY_USER} {path}; chmod 0640 {path}"
-    )
+def _unreadable(path: str, error: PermissionError) -> KeysInvalid:
+    """The gateway must be able to read the file; for all others it is none of their business."""
+    message, gateway = f"{path}: {(error.strerror or str(error)).lower()}", account(names.GATEWAY_USER)
+    if gateway is None or os.geteuid() != gateway.uid:
+        return KeysHidden(message, hint="run the command as root (sudo)")
+    group = names.GATEWAY_USER
+    return KeysInvalid(message, hint=f"chown root:{group} {path}; chmod 0640 {path}")

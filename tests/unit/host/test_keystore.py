@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -91,6 +92,18 @@ def test_a_bad_file_names_the_place(file: str, text: str, words: str) -> None:
     with pytest.raises(KeysInvalid, match=None) as caught:
         keystore.read(file)
     assert words in caught.value.message and file in caught.value.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become another user")
+def test_who_may_not_look_is_told_who_may(file: str) -> None:
+    keystore.create(file, "alice", NOW)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(KeysInvalid, match="permission denied") as caught:
+            keystore.read(file)
+    finally:
+        os.seteuid(0)
+    assert (caught.value.exit_status, caught.value.hint) == (3, "run the command as root (sudo)")
 
 
 def test_a_missing_file_holds_no_key_and_a_directory_is_bad(file: str, tmp_path: Path) -> None:
