@@ -145,6 +145,9 @@ def _remote(engine: Engine, index: int, say: Say) -> None:
         return
     if engine.replicas != 1:
         say(("engine", index, "replicas"), "each URL in remote is a replica", "remove it and list the URLs")
+    if not engine.served_names and engine.model == Engine().model:
+        say(("engine", index, "remote"), f'is offered as "{engine.served[0]}", for nothing says what it serves',
+            "write served_names as the engine there has them", "warning")  # fmt: skip
     if len(set(engine.remote)) != len(engine.remote):
         say(("engine", index, "remote"), "names an engine twice", "write each URL once")
     plain = Engine()
