@@ -17,7 +17,7 @@ from appliance.config.places import Path
 from appliance.config.source import Effective
 from appliance.errors import EXIT_OK, EXIT_USAGE, Problem
 from appliance.host import files, places
-from appliance.host.access import READ, account, allowed
+from appliance.host.access import READ, WRITE, account, allowed
 from appliance.units.render import engine_digest
 
 from . import output
@@ -93,6 +93,7 @@ def host_problems(found: Effective) -> Iterator[Problem]:
     for key, user in _READERS:
         table, _, field = key.partition(".")
         yield from _file(found, (table, field), getattr(getattr(config, table), field), user)
+    yield from _ledger(found)
     for directory in config.runtime.wheelhouses:
         yield from _file(found, ("runtime", "wheelhouse"), directory, names.RUNTIME_USER)
     for index, engine in enumerate(config.engines):
@@ -114,6 +115,26 @@ def _changes(found: Effective, index: int) -> Iterator[Problem]:
             message = f"{instance} does not run as it is written; it is started with: {rung['told']}"
             file, line = found.place(("engine", index, "vllm"))
             yield Problem("engine.vllm", message, "write the change here to keep it", file, line, "warning")
+
+
+def _ledger(found: Effective) -> Iterator[Problem]:
+    """Another directory than the package's, which the gateway cannot make by itself."""
+    assert found.config is not None
+    name, user, who = found.config.audit.directory, names.GATEWAY_USER, account(names.GATEWAY_USER)
+    if not found.config.audit.enabled or name == names.AUDIT:
+        return
+    file, line = found.place(("audit", "directory"))
+    try:
+        status = os.stat(name)
+    except FileNotFoundError:
+        remedy = f"install -d -o {user} -g {user} -m 0750 {name}"
+        yield Problem("audit.directory", f'there is no "{name}"', remedy, file, line, "warning")
+    except OSError:
+        return  # this user may not look; root's check will tell
+    else:
+        if who is not None and not allowed(status, who, WRITE):
+            problem = f'{user} cannot write to "{name}"'
+            yield Problem("audit.directory", problem, f"chown {user} {name}", file, line, "warning")
 
 
 def _file(found: Effective, path: Path, name: str, user: str) -> Iterator[Problem]:

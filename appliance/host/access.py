@@ -8,7 +8,7 @@ import pwd
 import stat
 from dataclasses import dataclass
 
-READ, ENTER = stat.S_IROTH, stat.S_IXOTH  # bits of the "others" triple, as `allowed` takes them
+READ, WRITE, ENTER = stat.S_IROTH, stat.S_IWOTH, stat.S_IXOTH  # bits of the "others" triple, as `allowed` takes them
 OVERFLOW = 65534  # an owner or group that this process's user namespace does not know
 
 

@@ -54,6 +54,17 @@ def test_check_of_a_good_file_with_warnings_is_good(config: Path, capsys: pytest
     assert out.splitlines()[-1] == f"{config}: good, 1 engine, 1 warning"
 
 
+def test_a_ledger_that_nobody_can_write_is_told(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f'[audit]\ndirectory = "{tmp_path}/ledger"\n')
+    status, out, _ = run(capsys, "check", config)
+    assert status == 0
+    assert f'{config}:2: audit.directory: there is no "{tmp_path}/ledger" (install -d -o llm-gateway' in out
+    (tmp_path / "ledger").mkdir(mode=0o777)
+    assert "warning" not in run(capsys, "check", config)[1]
+
+
 def test_check_tells_what_the_supervisor_changes(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
