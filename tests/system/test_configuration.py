@@ -121,7 +121,7 @@ def test_a_live_setting_restarts_no_engine(two: Appliance) -> None:
 def test_a_changed_address_is_listened_on_without_a_complaint(two: Appliance) -> None:
     """systemd refuses to let a socket listen while its service runs; either address is answered afterwards."""
     two.box.write(FILE, CHANGED + '\n[gateway]\nlisten = ["127.0.0.1:8080", "127.0.0.1:8090"]\n')
-    applied = two.cli("apply", timeout=120)
+    applied = two.cli("apply", timeout=APPLY)
     assert "did not take it over" not in applied.out
     assert "8090" in two.journal("-u llm-gateway")
     assert "Failed to listen" not in two.journal("-u llm-gateway.socket")
