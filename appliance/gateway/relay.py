@@ -170,7 +170,7 @@ class Relay:
         else:
             connection.feed = self.read_body
             if not self.answer.committed:
-                self.body_at = self.first_at = self.last_at
+                self.body_at = self.first_at = self.progress_at = self.last_at
                 self.begun = True
                 self.answer.stream = False
                 self.answer.begin_body(head.status, head.onward + self.fields, head.length)

@@ -137,6 +137,23 @@ def test_a_body_is_let_go_when_its_answer_has_begun() -> None:
     asyncio.run(run())
 
 
+def test_the_silence_of_a_body_begins_with_its_head() -> None:
+    """However long the engine has worked on it before."""
+
+    async def run() -> None:
+        stage = Stage()
+        call = stage.call(1)
+        await asyncio.sleep(0)
+        before = clock.monotonic()
+        stage.connection.data_received(WHOLE[:-2])
+        call.tick(before + Owner.settings.timeouts.stall)
+        assert not stage.ends
+        stage.connection.data_received(WHOLE[-2:])
+        assert stage.ends == {1: End.COMPLETE} and stage.is_still() and not stage.faults
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("who", [1, 2])
 def test_one_that_leaves_lets_the_other_run(who: int) -> None:
     async def run() -> None:
