@@ -165,7 +165,7 @@ class Answer:
         """A body that cannot be finished is cut, so that it cannot look whole."""
         self.keep_alive = False
         self.ended = True
-        self.outlet.transport.abort()
+        self.outlet.cut()
 
     @property
     def keeps_connection(self) -> bool:

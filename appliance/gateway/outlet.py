@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 from .turn import Turn
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, and no time
 
 
 class Outlet:
@@ -45,6 +49,14 @@ class Outlet:
         self.flush()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+    def cut(self) -> None:
+        """End the connection with a reset: where its end alone would say that an answer is whole, half of one would look
+        so."""
+        place = self.transport.get_extra_info("socket")
+        if place is not None:
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.transport.abort()
 
     def flush(self) -> None:
         """Write now what waits."""

@@ -101,13 +101,13 @@ class ClientServer:
         """
         before, self._unread = self._unread, {}
         for connection in list(self.connections):
-            transport = connection.outlet.transport if connection.outlet is not None else None
-            unsent = transport.get_write_buffer_size() if transport is not None else 0
-            if transport is None or not unsent or connection.job is not None:  # a running call has its own deadlines
+            outlet = connection.outlet
+            unsent = outlet.transport.get_write_buffer_size() if outlet is not None else 0
+            if outlet is None or not unsent or connection.job is not None:  # a running call has its own deadlines
                 continue
             size, since = before.get(connection, (unsent, now))
             if size == unsent and now - since > limit:
-                transport.abort()
+                outlet.cut()
             else:
                 self._unread[connection] = (unsent, since if size == unsent else now)
 

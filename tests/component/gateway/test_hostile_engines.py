@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.component.gateway.conftest import QUICK
 from tests.support.gatewayprocess import Gateway, chat, config, remote
+from tests.support.rawclient import connect
 from tests.support.rawengine import RawEngine
 from tests.support.waiting import wait_until
 
@@ -145,6 +146,18 @@ def test_a_broken_body_never_looks_whole(gateway: Gateway, raw: RawEngine, name:
         pass
     else:
         assert answer.status in (502, 504), answer.body
+    settle(gateway, raw)
+
+
+def test_a_broken_body_never_looks_whole_without_chunks(gateway: Gateway, raw: RawEngine) -> None:
+    """To a client of HTTP/1.0 the end of the connection is that of the answer."""
+    raw.answer, raw.then_close = BROKEN_BODIES["chunks cut"]
+    body = json.dumps(chat()).encode()
+    with connect(gateway.port) as client:
+        client.sendall(b"POST %b HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body))
+        with pytest.raises(ConnectionResetError):
+            while client.recv(65536):
+                pass
     settle(gateway, raw)
 
 
