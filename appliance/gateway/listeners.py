@@ -24,7 +24,9 @@ from .tasks import Tasks
 
 BACKLOG = 4096
 BATCH = 128  # connections accepted before other work gets its turn
-FAREWELL = 2.0  # seconds that TLS waits for the other side's last word; uvloop would hold the connection for thirty
+# Seconds in which TLS must have ended a connection, what is unsent included: as good as none. A client may be slow, and
+# who has all and does not say its last word is ended by `ClientServer.end_unread`.
+TLS_END = 86400.0
 PAUSE = 0.1  # seconds to stop accepting when descriptors have run out
 
 
@@ -176,7 +178,7 @@ class Listener:
     async def _connect(self, connection: socket.socket, *, plain: bool = False) -> None:
         tls: dict[str, Any] = {}
         if self._handshake is not None and not plain:
-            tls = {"ssl": self._tls, "ssl_handshake_timeout": self._handshake(), "ssl_shutdown_timeout": FAREWELL}
+            tls = {"ssl": self._tls, "ssl_handshake_timeout": self._handshake(), "ssl_shutdown_timeout": TLS_END}
         try:
             await self._loop.connect_accepted_socket(self._factory, connection, **tls)
         except (OSError, asyncio.TimeoutError, TimeoutError):  # a handshake that failed is the client's affair

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import socket
 import struct
+import sys
+import termios
 
 from .turn import Turn
 
@@ -50,13 +54,32 @@ class Outlet:
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client. TLS does not tell what waits behind its own buffer: as long as the kernel
+        holds some, more may wait there."""
+        transport = self.transport
+        size = transport.get_write_buffer_size()
+        if not size and transport.get_extra_info("sslcontext") is not None:
+            with contextlib.suppress(AttributeError, OSError):  # it ends just now
+                place = transport.get_extra_info("socket").fileno()
+                size = int.from_bytes(fcntl.ioctl(place, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return size
+
     def cut(self) -> None:
-        """End the connection with a reset: where its end alone would say that an answer is whole, half of one would look
-        so."""
+        """End the connection with a reset: where its end alone would say that an answer is whole, half of one would
+        look so."""
         place = self.transport.get_extra_info("socket")
         if place is not None:
             place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.transport.abort()
+
+    def abort(self) -> None:
+        """End the connection now, whatever the client has taken."""
+        if self.transport.get_write_buffer_size():
+            self.cut()
+        else:
+            self.transport.abort()
 
     def flush(self) -> None:
         """Write now what waits."""

@@ -20,6 +20,7 @@ from .turn import Turn
 
 KEEPALIVE = 75.0  # seconds that a connection may be idle, before its first request too
 YOUNG = 1.0  # seconds for which an idle connection is not closed for another: it may have a request on its way
+LAST_WORD = 2.0  # seconds that TLS waits for a client's last word, when it has all
 SPARE = 64  # connections beyond the limit that are still answered; more are cut off
 CROWDED_WAIT = 2.0  # seconds that a client is asked to wait when there are too many
 BODY_LIMIT = 10  # times the limit of a silence: the longest time for a whole body
@@ -95,23 +96,30 @@ class ClientServer:
             connection.fail_body(error)
 
     def end_unread(self, now: float, limit: float) -> None:
-        """End connections whose answer is complete, but whose client has taken nothing of it for `limit` seconds.
+        """End connections whose answer is complete, but whose client has taken nothing of it for `limit` seconds; and
+        those of TLS that are closed, but whose client does not say so.
 
-        To close such a connection is not enough: that waits for what is unsent.
+        To close such a connection is not enough: that waits for what is unsent, and for TLS's last word.
         """
         before, self._unread = self._unread, {}
         for connection in list(self.connections):
             outlet = connection.outlet
-            unsent = outlet.transport.get_write_buffer_size() if outlet is not None else 0
-            if outlet is None or not unsent or connection.job is not None:  # a running call has its own deadlines
+            if outlet is None or connection.job is not None:  # a running call has its own deadlines
+                continue
+            unsent = outlet.unsent
+            if not unsent and not outlet.transport.is_closing():
                 continue
             size, since = before.get(connection, (unsent, now))
-            if size == unsent and now - since > limit:
-                outlet.cut()
+            if size == unsent and now - since > (limit if unsent else LAST_WORD):
+                outlet.abort()
             else:
                 self._unread[connection] = (unsent, since if size == unsent else now)
 
     # --- the end --------------------------------------------------------------------------------------------------
+    def is_read(self) -> bool:
+        """Whether clients have taken all that was written to them."""
+        return not any(each.outlet is not None and each.outlet.unsent for each in self.connections)
+
     def close_idle(self) -> int:
         """Close connections without a request; returns how many are left."""
         busy = 0
@@ -131,4 +139,4 @@ class ClientServer:
         """Cut off those whose clients did not take what was written."""
         for connection in list(self.connections):
             if connection.outlet is not None:
-                connection.outlet.transport.abort()
+                connection.outlet.abort()

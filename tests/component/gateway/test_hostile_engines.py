@@ -16,6 +16,7 @@ from tests.component.gateway.conftest import QUICK
 from tests.support.gatewayprocess import Gateway, chat, config, remote
 from tests.support.rawclient import connect
 from tests.support.rawengine import RawEngine
+from tests.support.rawrequests import post
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -152,9 +153,8 @@ def test_a_broken_body_never_looks_whole(gateway: Gateway, raw: RawEngine, name:
 def test_a_broken_body_never_looks_whole_without_chunks(gateway: Gateway, raw: RawEngine) -> None:
     """To a client of HTTP/1.0 the end of the connection is that of the answer."""
     raw.answer, raw.then_close = BROKEN_BODIES["chunks cut"]
-    body = json.dumps(chat()).encode()
     with connect(gateway.port) as client:
-        client.sendall(b"POST %b HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body))
+        client.sendall(post(version=b"HTTP/1.0"))
         with pytest.raises(ConnectionResetError):
             while client.recv(65536):
                 pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import pytest
 
 from tests.component.gateway.conftest import Start
 from tests.component.gateway.test_life import Activated
-from tests.support.certificates import certificate
+from tests.support.certificates import certificate, trusting
 from tests.support.gatewayprocess import FakeEngine, Gateway, chat, config, fault, remote
+from tests.support.rawclient import connect, read_all
+from tests.support.rawengine import RawEngine
+from tests.support.rawrequests import post
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -46,6 +50,27 @@ def test_tls_and_a_renewed_certificate(engine: FakeEngine, start: Start, tmp_pat
     gateway.reload()
     assert peer_name(gateway.port)[0] == "second"
     assert "the certificate stays as it was" in gateway.text()
+
+
+def test_a_slow_client_of_tls_gets_all_of_its_last_answer(start: Start, tmp_path: Path) -> None:
+    shown = certificate(tmp_path, "first")
+    raw, body = RawEngine(), b"[" + b"1," * 3_000_000 + b"1]"
+    raw.answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    files = f'tls_certificate = "{tmp_path}/cert.pem"\ntls_key = "{tmp_path}/key.pem"'
+    gateway = start(config(remote(raw.url), gateway=files))
+    data = b""
+    with (
+        connect(gateway.port, receive=4096) as plain,
+        trusting(shown).wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        client.sendall(post(b"Connection: close\r\n"))
+        while not (data and gateway.idle()):
+            data += client.recv(1 << 20)
+        with pytest.raises(subprocess.TimeoutExpired):  # it takes its time
+            gateway.process.wait(3)
+        data += read_all(client).data
+    assert data.endswith(b"\r\n\r\n" + body)
+    raw.close()
 
 
 def test_browsers_of_configured_origins_only(engine: FakeEngine, start: Start) -> None:

@@ -9,7 +9,7 @@ import pytest
 from appliance import clock
 from appliance.errors import ApiError
 from appliance.gateway.connection import BURST, FAREWELL, ClientConnection
-from appliance.gateway.server import KEEPALIVE, ClientServer
+from appliance.gateway.server import KEEPALIVE, LAST_WORD, ClientServer
 from appliance.gateway.tasks import until
 from appliance.wire.requesthead import RequestHead
 from tests.support.wire import Wire
@@ -281,6 +281,20 @@ def test_a_closed_connection_with_an_answer_left_is_ended_too() -> None:
         assert stage.wire.ended == "closed"
         for now in (0.0, 1.1):
             stage.server.end_unread(now, 1)
+        assert stage.wire.ended == "aborted"
+        stage.connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_closed_connection_whose_client_says_no_last_word_is_ended() -> None:
+    async def run() -> None:
+        stage = Stage()
+        stage.connection.close()
+        for now in (0.0, LAST_WORD):
+            stage.server.end_unread(now, 9 * LAST_WORD)
+        assert stage.wire.ended == "closed"
+        stage.server.end_unread(LAST_WORD + 0.1, 9 * LAST_WORD)
         assert stage.wire.ended == "aborted"
         stage.connection.connection_lost(None)
 
