@@ -239,7 +239,8 @@ class App:
         while clock.monotonic() - begun < limit and not self._hurried:
             now = clock.monotonic()
             settled = now - begun >= LINGER or (now - begun >= SETTLE and not self.server.connections)
-            if settled and not (self.exchanges or self.server.bodies or self.predecessors.connected):
+            busy = self.exchanges or self.server.bodies or self.predecessors.connected
+            if settled and not busy and self.server.is_read():
                 break
             if now >= told and not self.retired:
                 told = now + 1.0

@@ -194,6 +194,23 @@ def test_a_drain_finishes_what_runs_and_ends_what_takes_too_long(start: Start, e
         gateway.request("GET", "/healthz")
 
 
+def test_a_drain_waits_for_a_client_that_takes_its_answer_late(
+    sockets: dict[str, socket.socket], engine: FakeEngine, tmp_path: Path
+) -> None:
+    # All that the kernels hold; the rest of the answer waits in the gateway, and the call is over.
+    sockets["public"].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    gateway = Activated(tmp_path / "g", config(remote(engine.url)), sockets)
+    with connect(gateway.port, receive=4096) as slow:
+        slow.sendall(post(b"X-Request-Id: late\r\n", json.dumps(fault("big=50000,tokens=2", stream=True)).encode()))
+        wait_until(lambda: "request=late" in gateway.text(), 5, "the call is over", 0.02)
+        gateway.process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            gateway.process.wait(4)
+        data = read_all(slow).data
+    assert len(data) > 50_000 and data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert gateway.process.wait(5) == 0
+
+
 @pytest.mark.slow
 def test_a_drain_waits_for_bodies_and_answers_those_that_do_not_come(start: Start, engine: FakeEngine) -> None:
     gateway = start(config(remote(engine.url), gateway='[gateway.timeouts]\ndrain = "2s"'))
