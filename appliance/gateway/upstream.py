@@ -150,6 +150,7 @@ class Pool:
         self._loop = loop
         self.turn = Turn(loop)
         self._idle: deque[EngineConnection] = deque()
+        self._closed = False
         self._tls = ssl.create_default_context() if target.tls else None
 
     def take(self) -> EngineConnection | None:
@@ -192,7 +193,10 @@ class Pool:
         return connection
 
     def give(self, connection: EngineConnection) -> None:
-        """Keep a connection for the next call."""
+        """Keep a connection for the next call, where one may come."""
+        if self._closed:
+            connection.abort()
+            return
         connection.idle_since = clock.monotonic()
         self._idle.append(connection)
 
@@ -208,6 +212,7 @@ class Pool:
             self._idle.popleft().abort()
 
     def close(self) -> None:
-        """End all idle connections."""
+        """End all idle connections, and from now on each that becomes idle."""
+        self._closed = True
         while self._idle:
             self._idle.pop().abort()

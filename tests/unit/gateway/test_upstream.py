@@ -102,3 +102,17 @@ def test_a_connection_that_ended_in_the_same_turn_is_not_written_to() -> None:
         assert stage.is_lost
 
     asyncio.run(run())
+
+
+def test_a_pool_that_nobody_asks_any_more_keeps_no_connection() -> None:
+    """Its engine has another place by now, or none; the calls that it has go on."""
+
+    async def run() -> None:
+        stage = Stage()
+        await asyncio.sleep(0)
+        stage.connection.pool.close()
+        assert not stage.engine.ended
+        stage.connection.release(keep=True)
+        assert stage.engine.aborted
+
+    asyncio.run(run())
