@@ -70,8 +70,7 @@ class Host(Protocol):
 
 
 class RelayedRequest:
-    """One request on a relayed route, and what is known of it for its record. Its connection's job; `_end` is its one
-    end."""
+    """One request on a relayed route, and what its record needs. Its connection's job; `_end` is its one end."""
 
     __slots__ = (
         "answer", "arrived", "at", "call", "claim", "client", "config", "connection", "done", "exchange", "head",
@@ -125,6 +124,8 @@ class RelayedRequest:
         self._refuse(error)
 
     def client_left(self) -> None:
+        if self.answer.committed and not self.head.http11:  # it may still read, and take this for the answer's end
+            self.answer.cut()
         if self.exchange is not None:
             self.exchange.client_left()
         else:

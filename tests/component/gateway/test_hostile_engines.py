@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import socket
 import time
 from collections.abc import Iterable, Iterator
 
@@ -158,6 +159,20 @@ def test_a_broken_body_never_looks_whole_without_chunks(gateway: Gateway, raw: R
         with pytest.raises(ConnectionResetError):
             while client.recv(65536):
                 pass
+    settle(gateway, raw)
+
+
+def test_half_a_body_never_looks_whole_to_a_client_that_sends_no_more(gateway: Gateway, raw: RawEngine) -> None:
+    """It is taken for one that left, but may still read."""
+    raw.answer, raw.then_close = BROKEN_BODIES["chunks cut"][0], False
+    with connect(gateway.port) as client:
+        client.sendall(post(version=b"HTTP/1.0"))
+        data = b""
+        while not data.endswith(b"{}"):
+            data += client.recv(65536)
+        client.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionResetError):
+            client.recv(65536)
     settle(gateway, raw)
 
 
