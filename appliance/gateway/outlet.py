@@ -69,9 +69,8 @@ class Outlet:
     def cut(self) -> None:
         """End the connection with a reset: where its end alone would say that an answer is whole, half of one would
         look so."""
-        place = self.transport.get_extra_info("socket")
-        if place is not None:
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        with contextlib.suppress(AttributeError, OSError):  # it ends just now
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.transport.abort()
 
     def abort(self) -> None:
