@@ -98,7 +98,9 @@ class ClientConnection(asyncio.Protocol):
         self._crowd.made(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.outlet = None
+        outlet, self.outlet = self.outlet, None
+        if outlet is not None:
+            outlet.lost()
         self._ending = True
         self._held, self._pieces = b"", []
         for places in (self._crowd.idle, self._crowd.heads, self._crowd.bodies):

@@ -12,6 +12,7 @@ import termios
 
 from .turn import Turn
 
+LAST_WORD = 2.0  # seconds that TLS waits for a client's last word, when it has all
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, and no time
 
 
@@ -22,12 +23,13 @@ class Outlet:
     transport beside this calls `flush` first.
     """
 
-    __slots__ = ("_late", "_turn", "transport")
+    __slots__ = ("_late", "_timer", "_turn", "transport")
 
     def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
         self.transport = transport
         self._turn = turn
         self._late = b""
+        self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         """Write now: each write is a call into the kernel."""
@@ -47,6 +49,29 @@ class Outlet:
         """Close the connection when all is sent."""
         self.flush()
         self.transport.close()
+        if self._is_tls:
+            self.lost()
+            self._timer = asyncio.get_running_loop().call_later(LAST_WORD, self._end_silent)
+
+    def _end_silent(self, *, again: bool = False) -> None:
+        """A client that has all, and does not say that it has, is waited for no longer. It is looked at twice: the
+        kernel may just be empty, with more to come."""
+        if self.unsent:
+            return
+        if again:
+            self.transport.abort()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(0.1, lambda: self._end_silent(again=True))
+
+    def lost(self) -> None:
+        """The connection has ended: nothing holds its memory any longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _is_tls(self) -> bool:
+        return self.transport.get_extra_info("sslcontext") is not None
 
     def end(self) -> None:
         """Nothing more is written; the client hears so, where the transport can say it."""
@@ -60,7 +85,7 @@ class Outlet:
         holds some, more may wait there."""
         transport = self.transport
         size = transport.get_write_buffer_size()
-        if not size and transport.get_extra_info("sslcontext") is not None:
+        if not size and self._is_tls:
             with contextlib.suppress(AttributeError, OSError):  # it ends just now
                 place = transport.get_extra_info("socket").fileno()
                 size = int.from_bytes(fcntl.ioctl(place, termios.TIOCOUTQ, bytes(4)), sys.byteorder)

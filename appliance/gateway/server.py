@@ -16,11 +16,11 @@ from appliance.errors import ApiError
 from appliance.wire.requesthead import RequestHead, RequestHeads
 
 from .connection import ClientConnection
+from .outlet import LAST_WORD
 from .turn import Turn
 
 KEEPALIVE = 75.0  # seconds that a connection may be idle, before its first request too
 YOUNG = 1.0  # seconds for which an idle connection is not closed for another: it may have a request on its way
-LAST_WORD = 2.0  # seconds that TLS waits for a client's last word, when it has all
 SPARE = 64  # connections beyond the limit that are still answered; more are cut off
 CROWDED_WAIT = 2.0  # seconds that a client is asked to wait when there are too many
 BODY_LIMIT = 10  # times the limit of a silence: the longest time for a whole body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import ssl
 import subprocess
@@ -17,7 +18,7 @@ from tests.support.certificates import certificate, trusting
 from tests.support.gatewayprocess import FakeEngine, Gateway, chat, config, fault, remote
 from tests.support.rawclient import connect, read_all
 from tests.support.rawengine import RawEngine
-from tests.support.rawrequests import post
+from tests.support.rawrequests import get, post
 from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -71,6 +72,21 @@ def test_a_slow_client_of_tls_gets_all_of_its_last_answer(start: Start, tmp_path
         data += read_all(client).data
     assert data.endswith(b"\r\n\r\n" + body)
     raw.close()
+
+
+def test_a_client_of_tls_that_says_no_last_word_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+    shown = certificate(tmp_path, "first")
+    files = f'tls_certificate = "{tmp_path}/cert.pem"\ntls_key = "{tmp_path}/key.pem"'
+    gateway = start(config(remote("http://127.0.0.1:1"), gateway=files))
+    with (
+        connect(gateway.port) as plain,
+        trusting(shown).wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        client.sendall(get(b"/healthz", b"Connection: close\r\n"))
+        assert read_all(client).statuses == [200]  # up to the gateway's last word; ours is not said
+        ended = select.poll()
+        ended.register(client, select.POLLRDHUP)
+        assert ended.poll(20_000)
 
 
 def test_browsers_of_configured_origins_only(engine: FakeEngine, start: Start) -> None:

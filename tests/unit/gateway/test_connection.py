@@ -9,7 +9,8 @@ import pytest
 from appliance import clock
 from appliance.errors import ApiError
 from appliance.gateway.connection import BURST, FAREWELL, ClientConnection
-from appliance.gateway.server import KEEPALIVE, LAST_WORD, ClientServer
+from appliance.gateway.outlet import LAST_WORD
+from appliance.gateway.server import KEEPALIVE, ClientServer
 from appliance.gateway.tasks import until
 from appliance.wire.requesthead import RequestHead
 from tests.support.wire import Wire
