@@ -173,6 +173,7 @@ def test_the_appliance_itself(gateway: Gateway, tmp_path: Path) -> None:
     text = gateway.config_file.read_text().replace(
         'admin_listen = "127.0.0.1:0"', f'admin_listen = "127.0.0.1:{gateway.admin_port}"'
     )
+    text = text.replace("remote = ", 'served_names = ["m"]\nremote = ')
     (tmp_path / "config.toml").write_text(text)
     env = environment(LLM_APPLIANCE_STATE=str(tmp_path), LLM_APPLIANCE_RUN=str(tmp_path))
     words = command("--config", str(tmp_path / "config.toml"), "--json")
