@@ -104,6 +104,11 @@ class Ending:
         cores = (process for process in self._processes.values() if CORE.search(process.name))
         return any(process.ppid == pid for process in cores)
 
+    def is_gone(self, pid: int, since: float) -> bool:
+        """Whether a process was there before and was not seen alive since; one that was never seen is not known."""
+        process = self._processes.get(pid)
+        return process is not None and process.t < since
+
     def see_nvml(self, sample: Nvml) -> None:
         """A reading of NVML, or why there is none."""
         self._began(sample.t)

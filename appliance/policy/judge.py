@@ -66,6 +66,7 @@ class Judge:
         self._t = float("-inf")
         self._phase = UNSEEN
         self._start_id = ""
+        self._began = float("-inf")  # when this run was first told of
         self._served = False  # in this run
         self._service = Service(setting, limits.interval)
         self.ending = Ending(setting)  # evidence, for whoever knows of an end by himself, too
@@ -170,13 +171,13 @@ class Judge:
         self._aftermath.enter(end.t, failure, self.ending.hint)
         self.ending.keep_step(failure.pci, failure.step)
 
-    def _begin(self, start: str = "") -> None:
-        """Another run begins."""
+    def _begin(self, start: str = "", began: float = float("-inf")) -> None:
+        """Another run begins, or has by now where nobody tells when it began."""
         if self._end is not None:
             self._settle(self._t)
             assert self._over is not None
             self._concluded.append(self._over)
-        self._start_id = start
+        self._start_id, self._began = start, began
         self._phase, self._served = STARTING, False
         self._hung = self._over = None
         self._service.begin()
@@ -241,6 +242,8 @@ class Judge:
         main = API.search(sample.name) is not None or self.ending.is_parent(sample.pid)
         if not (main or CORE.search(sample.name) or WORKER.search(sample.name)):
             return
+        if self.ending.is_gone(sample.pid, self._began):
+            return  # the run before: a look finds the next one's state first, and then who is not there any more
         status = sample.exit_code
         if status is not UNKNOWN and status < 0:
             self._ends(sample.t, Exit("signal", KILLED, -status), status=UNKNOWN, signal=-status)
@@ -260,7 +263,7 @@ class Judge:
         elif sample.phase == "exited":
             self._ends(sample.t, Exit("success", EXITED, 0))
         elif self._is_new_run(sample):
-            self._begin(sample.start)
+            self._begin(sample.start, sample.t)
             self._start.see_milestone(sample, self._service.seen_by(sample.t))
             self._phase = SERVING if sample.phase == "serving" else STARTING
             self._served = sample.phase == "serving"

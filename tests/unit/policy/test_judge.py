@@ -293,3 +293,70 @@ def test_an_oom_kill_that_only_the_control_group_counted() -> None:
     scene.put("cgroup", **{"memory.events": {"oom_kill": 1}})
     scene.gpus(util=0, power=IDLE_W, mem=0)
     assert last(ended(scene, 71, WORKER)) == ("failed", "host-oom-cgroup", "wait-retry")
+
+
+def state(scene: Scene, phase: str, start: str) -> None:
+    scene.put("state_file", path="state.json", value=f'{{"phase": "{phase}", "start": "{start}"}}')
+
+
+def exits(scene: Scene) -> None:
+    """A look finds that the processes which it found last time are gone."""
+    for pid, seen in scene.processes.items():
+        scene.put("proc", pid=pid, ppid=98, name=seen["name"], event="exit")
+    scene.processes.clear()
+
+
+def renewed(told: str, *, before: str = "", first: str = "starting") -> Scene:
+    """An engine is restarted between two looks: the next one finds another run, and only then the last one's ends."""
+    scene = serving()
+    state(scene, "serving", "one")
+    scene.serve(20)
+    if before:
+        state(scene, before, "one")
+        scene.run(2)
+    if told == "systemd":
+        scene.say("Starting llm-engine@default.service - vLLM engine default...", src="systemd")
+        scene.skip(1)
+    else:
+        state(scene, first, "two")
+    exits(scene)
+    scene.rest()
+    scene.process(300, name="VLLM::APIServer", state="S")
+    scene.process(301, name="VLLM::EngineCore", state="S", ppid=300)
+    scene.scrape = {"error": "connection refused"}
+    return scene
+
+
+@pytest.mark.parametrize("told", ["state file", "systemd"])
+@pytest.mark.parametrize("before", ["", "stopping"])
+def test_an_end_that_is_seen_after_the_next_run_began_is_not_that_runs(told: str, before: str) -> None:
+    scene = renewed(told, before=before)
+    scene.run(20)
+    state(scene, "serving", "two")
+    scene.scrape = {"http": 200}
+    scene.serve(20)
+    assert {(found.verdict, found.action) for found in changes(scene)} == {("ok", "none")}
+
+
+@pytest.mark.parametrize("pid", [300, 301])
+@pytest.mark.parametrize("told", ["state file", "systemd"])
+@pytest.mark.parametrize("lived", [2, 20])
+def test_a_death_of_the_run_that_began_is_seen(told: str, pid: int, lived: float) -> None:
+    scene = renewed(told)
+    scene.run(lived)
+    seen = scene.processes.pop(pid)
+    scene.put("proc", pid=pid, ppid=98, name=seen["name"], event="exit")
+    scene.run(20)
+    assert last(scene) == ("failed", "start-failed", "restart")
+
+
+def test_a_hang_is_seen_of_a_run_that_serves_before_its_predecessors_end_is_settled() -> None:
+    scene = renewed("state file")
+    scene.run(2)
+    state(scene, "serving", "two")
+    scene.scrape = {"http": 200}
+    scene.serve(20)
+    scene.freeze()
+    scene.gpus(util=100, power=SPIN_W, mem=0)
+    scene.run(200)
+    assert last(scene) == ("hung", "hang-collective", "restart")
