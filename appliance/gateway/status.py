@@ -28,6 +28,7 @@ def status(state: State) -> dict[str, object]:
     """Everything that is known now; what nobody said is null, never 0."""
     engines = state.engines
     now = clock.monotonic()
+    engines.refresh(now, clock.wall())  # who gave an order asks for what became of it
     groups = list(engines.groups.values())
     given, calls = tokens_given(state), _streams(state, now)
     engines.gpus.refresh()

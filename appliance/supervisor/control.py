@@ -11,7 +11,7 @@
 
 An engine's name stands for all its replicas, an instance's for itself. Changes need root or the supervisor's own user;
 the kernel says who asks. What was ordered is on record before the first event goes out: a caller that leaves changes
-nothing.
+nothing. It is in fleet.json before `done`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from appliance import clock
@@ -42,6 +42,7 @@ READ_DEADLINE_S = SEND_DEADLINE_S = 5.0
 FIRST_LOOK_S = 15.0
 HOLD_MARGIN_S = 45.0  # on top of an engine's TimeoutStopSec=
 FOLLOW_DEADLINE_S = 3600.0
+SHOWN_S = 10.0  # for the look after an order; what is on record is done all the same
 LINE_LIMIT = 16384
 
 
@@ -120,7 +121,7 @@ class Control:
         deadline = request.get("deadline")
         usable = isinstance(deadline, (int, float)) and 0 < deadline < 30 * FOLLOW_DEADLINE_S
         limit = float(str(deadline)) if usable else FOLLOW_DEADLINE_S
-        queue: asyncio.Queue[dict[str, object] | None] = asyncio.Queue(1000)
+        queue: asyncio.Queue[dict[str, object] | int] = asyncio.Queue(1000)
         self._daemon.listeners.add(queue)
         try:
             if op == "apply":
@@ -134,7 +135,7 @@ class Control:
         op: str,
         request: Mapping[str, object],
         writer: asyncio.StreamWriter,
-        queue: asyncio.Queue[dict[str, object] | None],
+        queue: asyncio.Queue[dict[str, object] | int],
         limit: float,
     ) -> tuple[bool, str]:
         daemon = self._daemon
@@ -169,10 +170,11 @@ class Control:
         who = ", ".join(instances)
         if op == "hold":
             return await self._follow(instances, writer, queue, self._stop_s(instances), down=True)
+        if request.get("wait") is True and op in ("resume", "restart"):
+            return await self._follow(instances, writer, queue, limit)
+        await self._shown(queue)
         if op in ("drain", "undrain"):
             return True, f"{who}: {'gets no new calls' if op == 'drain' else 'takes calls again'}"
-        if request.get("wait") is True:
-            return await self._follow(instances, writer, queue, limit)
         return True, f"{who}: {'restart' if op == 'restart' else 'start'} is under way"
 
     def _take_down(self, instance: str, why: str) -> None:
@@ -185,7 +187,7 @@ class Control:
             raise Failed(f"{instance} does not run: there is nothing to take evidence of")
 
     async def _apply(
-        self, writer: asyncio.StreamWriter, queue: asyncio.Queue[dict[str, object] | None], limit: float
+        self, writer: asyncio.StreamWriter, queue: asyncio.Queue[dict[str, object] | int], limit: float
     ) -> tuple[bool, str]:
         daemon = self._daemon
         found = source.effective(daemon.config_path)
@@ -207,6 +209,7 @@ class Control:
         followed = [d.instance for d in new if d.instance in result.records and result.records[d.instance].wanted]
         followed += [instance for instance, record in result.records.items() if record.drop]
         if not followed:
+            await self._shown(queue)
             return True, "no engine had to be touched"
         return await self._follow(followed, writer, queue, limit)
 
@@ -214,29 +217,34 @@ class Control:
         self,
         instances: Sequence[str],
         writer: asyncio.StreamWriter,
-        queue: asyncio.Queue[dict[str, object] | None],
+        queue: asyncio.Queue[dict[str, object] | int],
         limit: float,
         *,
         down: bool = False,
     ) -> tuple[bool, str]:
         """Pass on what happens to the instances until all are settled, one failed, or the limit."""
-        end = clock.monotonic() + limit
-        cycles = 0
+        end, before = clock.monotonic() + limit, self._daemon.cycle
         while True:
             try:
                 event = await asyncio.wait_for(queue.get(), end - clock.monotonic())
             except asyncio.TimeoutError:
                 return False, f"not settled within {limit:.0f} s; the supervisor goes on"
-            if event is not None:
+            if not isinstance(event, int):
                 if event.get("engine") in instances:
                     await _send(writer, event)
-                continue
-            cycles += 1
-            if cycles < 2:  # the cycle that was running when the order came has not seen it
-                continue
-            settled = self._settled(instances, down=down)
-            if settled is not None:
+            elif event > before and (settled := self._settled(instances, down=down)) is not None:
                 return settled
+
+    async def _shown(self, queue: asyncio.Queue[dict[str, object] | int]) -> None:
+        """Until what was ordered is shown, so that who asks next is not told how it was before."""
+        before = self._daemon.cycle  # one that runs may have looked before the order came
+
+        async def look() -> None:
+            while not isinstance(event := await queue.get(), int) or event <= before:
+                pass
+
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(look(), SHOWN_S)
 
     def _settled(self, instances: Sequence[str], *, down: bool) -> tuple[bool, str] | None:
         """How it ended; None while something is under way. Raises Lost."""

@@ -75,11 +75,12 @@ class Daemon:
         self.effective = source.effective(config_path)
         self.desired = desired_of(self.effective.config)
         self.looked = asyncio.Event()  # the first look was taken
+        self.cycle = 0  # the one that runs, else the last one
         self.recorder = Recorder(places.under_state(names.INCIDENTS), journal)
         self.judges = Judges(self.telemetry, places, journal)
         self.recoveries = Recoveries(self)
         self.first_looks = FirstLooks(lambda instance, run: self.subject(instance, run, ""))
-        self.listeners: set[asyncio.Queue[dict[str, object] | None]] = set()
+        self.listeners: set[asyncio.Queue[dict[str, object] | int]] = set()
         self._requests = Requests(RUNTIME_PAUSE_S)
         self._read_at = clock.monotonic()
         self._faults: dict[str, str] = {}  # what was told already, by subject
@@ -170,6 +171,7 @@ class Daemon:
 
     async def step(self) -> None:
         """One cycle."""
+        self.cycle += 1
         if self.effective.config is None and clock.monotonic() - self._read_at > RETRY_CONFIG_S:
             self.read_config()
         self.observation = await self.look(self.effective, self.desired)
@@ -193,7 +195,7 @@ class Daemon:
                     continue
                 await self._carry_out(action)
                 notify.watchdog()
-        self.publish(None)  # a cycle has ended
+        self.publish(self.cycle)
 
     def _is_news(self) -> bool:
         """Whether an engine has ended since the last look."""
@@ -224,8 +226,8 @@ class Daemon:
             ledgers.write(self.places.under_state(names.RESTART_LEDGER), ledger)
             self.ledger = ledger
 
-    def publish(self, event: dict[str, object] | None) -> None:
-        """Hand an event to those who follow; None is the end of a cycle. A follower that does not read loses some."""
+    def publish(self, event: dict[str, object] | int) -> None:
+        """Hand an event, or the number of a cycle that ended, to those who follow; who does not read loses some."""
         for queue in self.listeners:
             if not queue.full():
                 queue.put_nowait(event)
@@ -268,8 +270,7 @@ class Daemon:
             records[instance], cause = remembered(seen, record, limits, now=now, jitter=random.random())
             if cause:
                 ended.append((instance, seen))
-        wanted = {desired.instance for desired in self.desired}
-        for instance in set(records) - wanted:
+        for instance in set(records) - {desired.instance for desired in self.desired}:
             gone = Seen() if self.observation.fault else Seen(unit=UnitState.DOWN)
             unit = self.observation.seen.get(instance, gone).unit
             if unit in (UnitState.DOWN, UnitState.FAILED) and records[instance].drop:
@@ -391,8 +392,7 @@ class Daemon:
         directory = Path(self.places.under_state(names.HOLDS))
         directory.mkdir(parents=True, exist_ok=True)
         files.replace_json(directory / instance, {"at": round(clock.wall(), 3), "cause": cause, "reason": reason})
-        record = self.ledger.records.get(instance, Record())
-        cleared = replace(record, hold="", wanted="", over="", not_before=None)
+        cleared = replace(self.ledger.records.get(instance, Record()), hold="", wanted="", over="", not_before=None)
         self.save({**self.ledger.records, instance: cleared})
 
     def release(self, instance: str) -> None:

@@ -200,6 +200,11 @@ class Stage:
         engines: dict[str, Any] = value.get("engines", {})  # type: ignore[assignment]
         return dict(engines.get(instance, {}))
 
+    @property
+    def drift(self) -> Any:
+        """Where the supervisor says that the disk and what runs differ."""
+        return (files.read_json(self.run / "supervisor/fleet.json") or {}).get("drift")
+
     def ledger(self, instance: str = "chat") -> dict[str, Any]:
         value = files.read_json(self.state / "supervisor/ledger.json") or {}
         engines: dict[str, Any] = value.get("engines", {})  # type: ignore[assignment]

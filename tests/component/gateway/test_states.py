@@ -195,3 +195,11 @@ def test_a_suspected_replica_gets_no_new_calls_while_another_serves(tmp_path: Pa
         gateway.kill()
         for engine in engines:
             engine.close()
+
+
+def test_status_is_as_the_supervisor_shows_it_now(local: Gateway) -> None:
+    """Whoever gave an order asks next what became of it."""
+    local.engine_state("chat", "serving")
+    for state in ("serving", "draining", "serving"):
+        local.fleet(chat={"state": state, "since": time.time(), "reason": "", "cause": None})
+        assert local.admin("/status")["engines"][0]["replicas"][0]["state"] == state

@@ -96,6 +96,27 @@ def test_restart_waits_until_it_serves(stage: Stage) -> None:
     assert stage.starts("embed") == 1
 
 
+def test_what_was_ordered_is_shown_when_it_is_answered(stage: Stage) -> None:
+    """Who asks for the status next is not told how it was before."""
+    stage.ask("drain", engine="chat")
+    assert stage.fleet("chat")["state"] == "draining"
+    stage.ask("undrain", engine="chat")
+    assert stage.fleet("chat")["state"] == "serving"
+    stage.ask("restart", engine="embed")
+    assert stage.fleet("embed")["state"] == "restarting"
+    stage.ask("hold", engine="chat")
+    assert stage.fleet("chat")["state"] == "held"
+    stage.ask("resume", engine="chat")
+    assert stage.fleet("chat")["state"] in ("starting", "waiting")
+
+
+def test_what_was_applied_is_no_edit_any_more(stage: Stage) -> None:
+    stage.write("[gateway]\nmax_connections = 4000\n" + CHAT + EMBED)
+    stage.wait(lambda: stage.drift, "the edit is shown")
+    assert stage.ask("apply")[-1]["message"] == "no engine had to be touched"
+    assert stage.drift == []
+
+
 @pytest.mark.slow
 def test_resume_leaves_an_engine_that_runs_alone(stage: Stage) -> None:
     calls = stage.systemd.calls
