@@ -214,7 +214,9 @@ class Launcher:
     def _aborted(self, order: Order, count: int) -> None:
         """The supervisor wants vLLM ended so that it tells its stacks."""
         self._report.incident = order.incident or None
-        self._requested = self._requested or not order.cause
+        if not order.cause:
+            self._requested = True
+            self._report.moved(Progress("stopping", "asked to stop"))
         why = f"{order.cause}: {order.reason}" if order.cause else order.reason or "asked for"
         text = f"aborting {count} processes for their stacks: {why}"
         self._report.log(WARNING, text, event="engine-aborted", cause=order.cause or None)
@@ -272,9 +274,7 @@ class Launcher:
         self._deadlines = {"stop": clock.monotonic() + self._limits.stop}
 
     def _reap(self) -> None:
-        status = tree.reap().get(self._pid)
-        if status is not None:
-            self._status = status
+        self._status = tree.reap().get(self._pid, self._status)
 
     # --- its output -----------------------------------------------------------------------------------------------
 

@@ -65,8 +65,7 @@ class Judge:
         self.limits = limits
         self._t = float("-inf")
         self._phase = UNSEEN
-        self._start_id = ""
-        self._began = float("-inf")  # when this run was first told of
+        self._start_id, self._began = "", float("-inf")  # of this run, and when it was first told of
         self._served = False  # in this run
         self._service = Service(setting, limits.interval)
         self.ending = Ending(setting)  # evidence, for whoever knows of an end by himself, too
@@ -258,7 +257,9 @@ class Judge:
 
     def _see_milestone(self, sample: Milestone) -> None:
         if sample.phase == "stopping":
-            if self._phase in (STARTING, SERVING, UNSEEN):
+            if self._end is not None and self._end.exit.result == "success":  # systemd told of it first
+                self._end, self._phase = None, ENDED
+            elif self._phase in (STARTING, SERVING, UNSEEN):
                 self._phase = STOPPING
         elif sample.phase == "exited":
             self._ends(sample.t, Exit("success", EXITED, 0))

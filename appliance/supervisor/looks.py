@@ -76,10 +76,13 @@ def _ledger(told: object, instance: str, now: float, error: str) -> Ledger:
 
 
 class StateSource:
-    """What an engine's launcher writes, as findings: each phase once for a run, each notice when it was given again."""
+    """What an engine's launcher writes, as findings: each phase once for a run, each notice when it was given again.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    An end that was asked for comes after `stopping`, which may have been over before anybody looked.
+    """
+
+    def __init__(self, path: str, verdict: str) -> None:
+        self._path, self._verdict = path, verdict
         self._phase: tuple[str, str, bool] = ("", "", False)
         self._counts: dict[str, object] = {}
 
@@ -103,7 +106,14 @@ class StateSource:
             # A run begins with its phase, else its first notices would belong to the one before.
             first = min([now, *(notice.t for notice in found)]) if before[0] != start else now
             found.insert(0, Milestone(t=first, phase=phase, start=start, joining=self._phase[2]))
+            if phase == "exited" and self._was_asked_for(start):
+                found.insert(0, Milestone(t=first, phase="stopping", start=start))
         return sorted(found, key=lambda sample: sample.t)
+
+    def _was_asked_for(self, start: str) -> bool:
+        """Whether the launcher was told to end this run; it writes that before it writes that it has."""
+        verdict = files.read_json(self._verdict) or {}
+        return verdict.get("start") == start and verdict.get("requested") is True
 
 
 def _mapping(value: object) -> Mapping[object, object]:

@@ -39,7 +39,9 @@ class Watched:
         self.ring = Ring()
         self.control_group = ""
         self._socket = names.engine_socket(instance, places.run)
-        self._state = looks.StateSource(names.engine_state(instance, places.run))
+        self._state = looks.StateSource(
+            names.engine_state(instance, places.run), names.engine_verdict(instance, places.run)
+        )
         self._processes = Processes()
         self._looking: asyncio.Future[list[Sample]] | None = None
         kinds = {"/metrics": self._metrics, "/health": self._health, "files": self._files}

@@ -146,6 +146,7 @@ def test_an_abort_that_was_asked_for_is_no_death(stage: Stage) -> None:
     assert done["ok"]
     assert stage.ended() == 0
     assert stage.read("verdict.json")["requested"] is True
+    assert {"STATUS": "stopping: asked to stop"} in stage.manager.messages  # as soon as it is known
 
 
 def test_an_abort_goes_on_when_its_asker_leaves(stage: Stage) -> None:

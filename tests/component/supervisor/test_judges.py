@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from appliance.cli.replay import replayed
+from appliance.config.model import Supervisor
+from appliance.wire import timeline
 from tests.support.enginestage import ROOT
 from tests.support.livestage import LiveStage, live
 from tests.support.stage import LIMIT, unit
@@ -125,6 +128,23 @@ def test_a_hang_is_seen_taken_down_with_evidence_and_can_be_judged_again() -> No
         hung = [verdict for verdict in verdicts if verdict["verdict"] == "hung"]
         assert [(verdict["engine"], verdict["cause"]) for verdict in hung] == [("chat", about.cause)]
         assert f"{about.cause}: " in stage.journal and "suspect: no progress" in stage.journal
+
+
+@pytest.mark.slow
+def test_an_end_that_an_operator_asked_for_is_judged_as_one() -> None:
+    """Its incident is of the run after a run that was taken down, too, and tells of both."""
+    with live("tp=2") as stage:
+        stage.start()
+        stage.served(1)
+        for run in (2, 3):
+            assert stage.ask("restart", engine="chat", evidence=True, wait=True)[-1]["ok"]
+            stage.served(run)
+        last = max(stage.bundles, key=lambda bundle: bundle.incident.at)
+        lines = (stage.state / "incidents" / last.incident.id / "timeline.jsonl").read_bytes().splitlines(keepends=True)
+        recording = timeline.read(lines, "timeline.jsonl")
+        found = list(replayed(recording.samples, recording.setting, Supervisor()))
+        assert {(each.verdict, each.action) for each in found} <= {("unknown", "none"), ("ok", "none")}
+        assert "draining" in {each.cause for each in found}
 
 
 @pytest.mark.slow

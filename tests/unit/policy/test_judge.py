@@ -295,6 +295,21 @@ def test_an_oom_kill_that_only_the_control_group_counted() -> None:
     assert last(ended(scene, 71, WORKER)) == ("failed", "host-oom-cgroup", "wait-retry")
 
 
+def test_systemd_may_tell_first_of_an_end_that_was_asked_for() -> None:
+    """The launcher's file is looked at every two seconds; systemd's lines come at once."""
+    scene = serving()
+    scene.say("llm-engine@default.service: Deactivated successfully.", src="systemd")
+    scene.skip(1)
+    for phase in ("stopping", "exited"):
+        state(scene, phase, "")
+    exits(scene)
+    scene.scrape = {"error": "connection refused"}
+    scene.rest()
+    scene.run(20)
+    found = [(each.verdict, each.cause) for each in changes(scene)]
+    assert found == [("ok", "idle"), ("suspect", "engine-died"), ("ok", "draining")]
+
+
 def state(scene: Scene, phase: str, start: str) -> None:
     scene.put("state_file", path="state.json", value=f'{{"phase": "{phase}", "start": "{start}"}}')
 

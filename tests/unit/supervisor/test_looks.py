@@ -118,7 +118,8 @@ class State:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "state.json"
-        self.source = looks.StateSource(str(self.path))
+        self.verdict = directory / "verdict.json"
+        self.source = looks.StateSource(str(self.path), str(self.verdict))
 
     def says(self, now: float, **state: object) -> list[Milestone | Notice]:
         files.replace_json(self.path, state)
@@ -148,6 +149,16 @@ def test_a_notice_is_told_when_it_comes_again_at_its_own_time(tmp_path: Path) ->
     assert state.says(5.0, start="a", phase="serving", notices=notices) == [Notice(t=4.5, kind="jit")]
     ahead = {"jit": {"at": 1099.0, "count": 8}}  # the wall clock was set
     assert state.says(6.0, start="a", phase="serving", notices=ahead) == [Notice(t=6.0, kind="jit")]
+
+
+@pytest.mark.parametrize(("start", "requested"), [("a", True), ("a", False), ("b", True), ("b", False)])
+def test_an_end_that_was_asked_for_comes_after_a_stop(tmp_path: Path, start: str, requested: bool) -> None:
+    """However short that was; what a verdict says of another run does not count."""
+    state = State(tmp_path)
+    state.says(1.0, start="a", phase="serving")
+    files.replace_json(state.verdict, {"start": start, "requested": requested})
+    phases = [found.phase for found in state.says(2.0, start="a", phase="exited") if isinstance(found, Milestone)]
+    assert phases == (["stopping", "exited"] if (start, requested) == ("a", True) else ["exited"])
 
 
 def test_another_run_begins_with_its_phase(tmp_path: Path) -> None:
