@@ -123,20 +123,28 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """A TCP socket that listens. `owner` is empty where this user may not see it."""
+    """A TCP socket that listens. `owner` is empty where this user may not see it.
+
+    `ours`: the gateway's process has it (True), another one (False); not known of systemd's and of what is not seen.
+    """
 
     host: str
     port: int
     user: str
     owner: str = ""  # NAME (pid N)
     pid: Maybe[int] = UNKNOWN
+    ours: Maybe[bool] = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sockets:
-    """TCP on this machine. `first`, `last`: ports that outgoing connections take."""
+    """TCP on this machine. `first`, `last`: ports that outgoing connections take.
+
+    `applied`: the addresses of the settings that were applied last; empty where no unit of systemd's has them.
+    """
 
     listening: tuple[Listening, ...] = ()
+    applied: tuple[str, ...] = ()
     time_wait: Maybe[int] = UNKNOWN
     first: int = 32768
     last: int = 60999

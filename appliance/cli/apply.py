@@ -1,7 +1,7 @@
 """`llm-appliance apply`: make the configuration on disk take effect, in an order that hurts least.
 
     1. check: an invalid file ends here, with every problem and nothing changed
-    2. say what changes and what it costs; --dry-run ends here
+    2. say what changes and what it costs; a new address that another program has ends it, and so does --dry-run
     3. complete the runtime and the models that the new configuration needs, while the old one serves
     4. let the generator make the units; the gateway takes it over (a changed address restarts it with its sockets)
     5. the supervisor restarts the changed engines, one after the other, and tells how it goes
@@ -29,7 +29,7 @@ from appliance.errors import EXIT_FOUND, EXIT_OK, ConfigInvalid, Failed, Unreach
 from appliance.host import files, modelstore, places, systemd
 from appliance.units.render import units
 
-from . import output, rollback
+from . import output, ports, rollback
 from .changes import RELOAD, RESTART, Costs, costs, lines, listed
 from .runtimejob import run_job
 from .supervisorclient import ended, followed, silence
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 applied, 1 gateway or engine not there again, 2 invalid, 3 no systemd, supervisor or permission."""
+    """Exit status 0 applied, 1 an address taken, gateway or engine not up again, 2 invalid, 3 no systemd or right."""
     found = source.load(args.config)
     if found.config is None:
         raise ConfigInvalid(found.problems)
@@ -77,10 +77,12 @@ def run(args: argparse.Namespace) -> int:
         if not args.dry_run:
             raise UsageError("--json shows a plan: give --dry-run with it")
         output.print_json(listed(step.changed, step.price))
-        return EXIT_OK
-    _say(step)
-    if args.units:
-        sys.stdout.writelines(_unit_changes(step))
+    else:
+        _say(step)
+        if args.units:
+            sys.stdout.writelines(_unit_changes(step))
+    if step.price.gateway == RESTART:
+        ports.refuse_taken(step.path, step.new)
     if args.dry_run:
         return EXIT_OK
     if not systemd.is_running():

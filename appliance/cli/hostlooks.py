@@ -39,7 +39,7 @@ from appliance.policy.checkup.machine import TEMPORARY
 from appliance.quantity import UNKNOWN
 from appliance.units.render import engine_digest
 
-from . import gatewayclient
+from . import gatewayclient, ports
 
 LIMIT_S = 8.0
 HUBS = {"huggingface": "https://huggingface.co", "modelscope": "https://www.modelscope.cn"}
@@ -65,7 +65,7 @@ async def _look(config_path: str, config: Config) -> HostFacts:
         "stuck": kernel.stuck,
         "mounts": lambda: disks.mounts(_directories(config, where)),
         "shm": lambda: in_thread(disks.shared_memory),
-        "sockets": lambda: in_thread(network.sockets),
+        "sockets": lambda: in_thread(lambda: ports.sockets(config_path, config)),
         "reached": lambda: _reached(config),
         "infiniband": lambda: in_thread(pci.infiniband),
         "driver": nvidia.driver,

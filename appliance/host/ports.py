@@ -41,6 +41,15 @@ def owners(inodes: Iterable[int], proc: str = PROC) -> dict[int, tuple[int, str]
     return found
 
 
+def held(pid: int, proc: str = PROC) -> frozenset[int]:
+    """The inodes of the sockets that a process holds; none where this user may not see them."""
+    try:
+        links = [os.readlink(fd) for fd in Path(proc, str(pid), "fd").iterdir()]
+    except OSError:
+        return frozenset()
+    return frozenset(int(link[8:-1]) for link in links if link.startswith("socket:["))
+
+
 def port_owner(port: int, proc: str = PROC) -> str:
     """`name (pid N)` of the process that listens on a TCP port; empty when it cannot be seen."""
     entries = [entry.inode for entry in listening(proc) if entry.port == port]

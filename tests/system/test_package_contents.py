@@ -157,6 +157,31 @@ def test_the_generator_is_quick_and_survives_a_bad_file(box: Box) -> None:
     box.sh("rm /etc/llm-appliance/config.d/90-bad.toml; systemctl daemon-reload; systemctl start llm-config-check")
 
 
+def test_an_address_of_another_program_is_told_and_refused_by_apply(box: Box) -> None:
+    dropin = "/etc/llm-appliance/config.d/90-port.toml"
+    box.sh("systemd-run --unit=other python3 -m http.server --bind 127.0.0.1 8090")
+    wait_until(lambda: box.sh("ss -Hltn sport = 8090").out.strip() != "", 20, "the port taken")
+    main = "systemctl show -p MainPID --value llm-gateway"
+    pid = box.sh(main).out
+    box.write(dropin, '[gateway]\nlisten = ["127.0.0.1:8090"]\n')
+    found = json.loads(box.sh("llm-appliance doctor --json", check=False).out)
+    told = [one["evidence"] for one in found if one["name"] == "ports" and one["verdict"] == "fail"]
+    assert told and told[0].startswith("127.0.0.1:8090 is taken by python3 (pid "), told
+    for verb in ("apply --dry-run", "apply --yes"):
+        done = box.sh(f"llm-appliance {verb}", check=False)
+        assert done.status == 1
+        assert told[0] in done.out and "change [gateway] listen" in done.out
+    assert box.sh(main).out == pid
+    # What the gateway has itself, and gives up; with the gateway away systemd holds it.
+    box.write(dropin, '[gateway]\nlisten = ["0.0.0.0:8080"]\n')
+    assert box.sh("llm-appliance apply --dry-run", check=False).status == 0
+    box.sh("systemctl stop llm-gateway.service")
+    assert box.sh("llm-appliance apply --dry-run", check=False).status == 0
+    box.sh(f"rm {dropin}; systemctl stop other; systemctl start llm-gateway.service")
+    found = json.loads(box.sh("llm-appliance doctor --json", check=False).out)
+    assert [one["verdict"] for one in found if one["name"] == "ports"] == ["ok"]
+
+
 def test_a_taken_port_is_reported_and_taken_back(box: Box) -> None:
     box.sh("systemctl stop llm-gateway.socket llm-gateway-admin.socket llm-gateway.service")
     box.sh("systemd-run --unit=other python3 -m http.server --bind 127.0.0.1 8080")

@@ -13,34 +13,34 @@ from appliance.host import ownprogram, ports
 from appliance.host.access import account, user_name
 from appliance.host.command import Late, output_of
 from appliance.hostfacts import Listening, Reached, Sockets
+from appliance.quantity import UNKNOWN, Maybe
 from appliance.wire import procnet
 
 REACH_S = 6.0
 PROC = "/proc"
 
 
-def sockets(proc: str = PROC) -> Sockets:
-    """Everything that listens, with those owners that this user may see."""
+def sockets(applied: tuple[str, ...] = (), gateway: Maybe[int] = UNKNOWN, proc: str = PROC) -> Sockets:
+    """Everything that listens, with those owners that this user may see. `gateway` is the pid of its main process."""
     entries = ports.listening(proc)
     users = {uid: user_name(uid) for uid in {entry.uid for entry in entries}}
     owned = ports.owners((entry.inode for entry in entries), proc) if entries else {}
+    ours = frozenset[int]() if gateway is UNKNOWN else ports.held(gateway, proc)
+    found = Sockets(applied=applied)
+    for entry in entries:
+        one = Listening(host=entry.host, port=entry.port, user=users[entry.uid])
+        who = owned.get(entry.inode)
+        if who is not None:
+            one = replace(one, owner=f"{who[1]} (pid {who[0]})", pid=who[0])
+        if gateway is not UNKNOWN and (entry.inode in ours or one.pid not in (1, UNKNOWN)):
+            one = replace(one, ours=entry.inode in ours)
+        found = replace(found, listening=(*found.listening, one))
     try:
         first, last = map(int, Path(proc, "sys/net/ipv4/ip_local_port_range").read_text().split())
         lingering = procnet.time_wait(Path(proc, "net/sockstat").read_text())
     except (OSError, ValueError):
-        return Sockets(listening=_named(entries, users, owned))
-    return Sockets(listening=_named(entries, users, owned), time_wait=lingering, first=first, last=last)
-
-
-def _named(
-    entries: tuple[procnet.Entry, ...], users: dict[int, str], owned: dict[int, tuple[int, str]]
-) -> tuple[Listening, ...]:
-    found = []
-    for entry in entries:
-        who = owned.get(entry.inode)
-        told = {"owner": f"{who[1]} (pid {who[0]})", "pid": who[0]} if who else {}
-        found.append(Listening(host=entry.host, port=entry.port, user=users[entry.uid], **told))  # type: ignore[arg-type]
-    return tuple(found)
+        return found
+    return replace(found, time_wait=lingering, first=first, last=last)
 
 
 async def reached(url: str, purpose: str, network: Network) -> Reached:

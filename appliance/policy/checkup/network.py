@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from appliance import names
 from appliance.config.model import Config
@@ -24,7 +24,9 @@ def ports(facts: HostFacts, config: Config) -> Iterable[Said]:
     addresses = [each for each in (*config.gateway.listen, config.gateway.admin_listen) if not each.endswith(":0")]
     answers = not isinstance(facts.gateway, NotKnown)
     free = [address for address in addresses if not _there(address, facts.sockets)]
-    said = [one for each in addresses if not answers and (one := _taken(each, facts)) is not None]
+    said = [wrong(*one) for one in taken(config, facts.sockets)]
+    if not said and not answers:
+        said = [one for each in addresses if (one := _unknown_owner(each, facts)) is not None]
     if free and answers:
         said.append(wrong(f"the gateway runs and does not listen on {listed(free)}", "llm-appliance apply"))
     elif free:
@@ -37,7 +39,27 @@ def _there(address: str, found: Sockets) -> list[Listening]:
     return [each for each in found.listening if str(each.port) == port and _meets(host.strip("[]"), each.host)]
 
 
-def _taken(address: str, facts: HostFacts) -> Said | None:
+def taken(config: Config, found: Sockets) -> Iterator[tuple[str, str]]:
+    """The gateway's addresses that another program has: whose it is, and what to do."""
+    named = [*(("listen", each) for each in config.gateway.listen), ("admin_listen", config.gateway.admin_listen)]
+    for key, address in named:
+        other = _stranger(address, found)
+        if other is not None:
+            whose = other.owner or f"a program of user {other.user}"
+            first = "systemctl list-sockets names its unit" if other.pid == 1 else "stop that program"
+            yield f"{address} is taken by {whose}", f"{first}, or change [gateway] {key}"
+
+
+def _stranger(address: str, found: Sockets) -> Listening | None:
+    """Who is there and neither the gateway nor systemd for it, which holds no others than those applied last."""
+    theirs = [each for applied in found.applied for each in _there(applied, found)]
+    for each in _there(address, found):
+        if each.ours is False or (each.ours is UNKNOWN and found.applied and each not in theirs):
+            return each
+    return None
+
+
+def _unknown_owner(address: str, facts: HostFacts) -> Said | None:
     """Whose a port is while the gateway does not answer; systemd (pid 1) holds it for the gateway."""
     there = () if isinstance(facts.sockets, NotKnown) else _there(address, facts.sockets)
     if not there or there[0].pid == 1:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from appliance import names
 from tests.support.command import Calling, call
 from tests.support.stage import CHAT, EMBED, Stage, unit
+from tests.support.webserver import free_ports
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="apply is for root")
 LARGER = CHAT + 'memory_max = "8GiB"\n' + EMBED
+
+
+def elsewhere(port: int, admin: int) -> str:
+    """The settings of a gateway on other ports."""
+    return f'[gateway]\nlisten = ["127.0.0.1:{port}"]\nadmin_listen = "127.0.0.1:{admin}"\n'
 
 
 @needs_root
@@ -70,12 +78,30 @@ def test_apply_tells_of_an_engine_that_does_not_come_back(stage: Stage) -> None:
 @pytest.mark.slow
 def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage) -> None:
     assert call(stage, "apply").returncode == 0
-    stage.write('[gateway]\nlisten = ["127.0.0.1:8099"]\n' + CHAT + EMBED)
+    stage.write(elsewhere(*free_ports(2)) + CHAT + EMBED)
     done = call(stage, "apply")
     assert done.returncode == 0, done.stderr
     assert "open connections drop" in done.stdout
     gateway = ["llm-gateway.socket", "llm-gateway-admin.socket", "llm-gateway.service"]
     assert [verb for verb, *units in stage.systemd.calls if units == gateway] == ["stop", "start"]
+
+
+@needs_root
+def test_an_address_of_another_program_is_refused_before_anything_is_stopped(stage: Stage) -> None:
+    assert call(stage, "apply").returncode == 0
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        stage.write(elsewhere(port, free_ports(1)[0]) + CHAT + EMBED)
+        before = stage.systemd.calls
+        for words in (["apply", "--dry-run"], ["apply", "--dry-run", "--json"], ["apply"]):
+            done = call(stage, *words)
+            assert done.returncode == 1
+            assert f"127.0.0.1:{port} is taken by" in done.stderr and f"(pid {os.getpid()})" in done.stderr
+            assert "change [gateway] listen" in done.stderr
+        assert stage.systemd.calls == before
+        # What the gateway itself has, it gives up in the same apply.
+        stage.systemd.set(names.GATEWAY_UNIT, MainPID=os.getpid())
+        assert call(stage, "apply", "--dry-run").returncode == 0
 
 
 @needs_root
@@ -174,11 +200,11 @@ def test_settings_that_an_engine_does_not_start_with_are_rolled_back(stage: Stag
 @needs_root
 @pytest.mark.slow
 def test_addresses_that_the_gateway_does_not_start_with_are_rolled_back(stage: Stage) -> None:
-    """A port that another program has: the old addresses come back, and no engine was touched."""
+    """A port that another program took meanwhile: the old addresses come back, and no engine was touched."""
     assert call(stage, "apply").returncode == 0
     kept = stage.config.parent / "last-good.toml"
     before = kept.read_text()
-    stage.write('[gateway]\nlisten = ["127.0.0.1:8099"]\n' + LARGER)
+    stage.write(elsewhere(*free_ports(2)) + LARGER)
     stage.systemd.refuse("start", "Job failed.")
     done = call(stage, "apply")
     stage.systemd.refuse("start", "")

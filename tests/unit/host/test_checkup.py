@@ -232,10 +232,14 @@ def test_sockets_and_their_owners(tmp_path: Path) -> None:
                  sys__net__ipv4__ip_local_port_range="32768\t60999\n", **{"7__comm": "nginx\n"})  # fmt: skip
     (proc / "7/fd").mkdir()
     (proc / "7/fd/5").symlink_to("socket:[4242]")
-    found = network.sockets(str(proc))
+    found = network.sockets(proc=str(proc))
     assert (found.time_wait, found.first, found.last) == (12, 32768, 60999)
     (one,) = found.listening
     assert (one.host, one.port, one.owner, one.pid) == ("127.0.0.1", 8080, "nginx (pid 7)", 7)
+    assert one.ours is UNKNOWN  # nobody told which process is the gateway's
+    assert [network.sockets(gateway=pid, proc=str(proc)).listening[0].ours for pid in (7, 0)] == [True, False]
+    (proc / "7").rename(proc / "1")
+    assert network.sockets(gateway=0, proc=str(proc)).listening[0].ours is UNKNOWN  # systemd's, for whomever
 
 
 def test_reaching_a_server() -> None:

@@ -42,6 +42,7 @@ MOUNT = Mount(path="/var/lib/llm-appliance", purpose="state and runtimes", kind=
 GATEWAY = Listening(host="127.0.0.1", port=8080, user="root")
 ADMIN = replace(GATEWAY, port=8081)
 HELD = tuple(replace(each, owner="systemd (pid 1)", pid=1) for each in (GATEWAY, ADMIN))
+BOTH = ("127.0.0.1:8080", "127.0.0.1:8081")
 SOCKETS = Sockets(listening=(GATEWAY, ADMIN), time_wait=3)
 MODEL = ModelFiles(model="/m", path="/m", engines=("default",), standing="ready", size=10 * GIB)
 RUNTIME = Runtime(name="0.32.0-cpu", device="cpu", complete=True, usable=True)
@@ -75,9 +76,9 @@ def mount(**changes: object) -> HostFacts:
     return replace(PLAIN, mounts=(replace(MOUNT, **changes),))
 
 
-def listening(*there: Listening, answers: bool = True) -> HostFacts:
+def listening(*there: Listening, answers: bool = True, applied: tuple[str, ...] = ()) -> HostFacts:
     says = PLAIN.gateway if answers else NotKnown("does not answer")
-    return replace(PLAIN, sockets=replace(SOCKETS, listening=there), gateway=says)
+    return replace(PLAIN, sockets=replace(SOCKETS, listening=there, applied=applied), gateway=says)
 
 
 def shm(*left: Leftover, size: int = 32 * GIB, systemd: bool = True) -> HostFacts:
@@ -153,6 +154,15 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("ports", listening(*HELD, answers=False), OK, ()),
         ("ports", listening(GATEWAY, ADMIN, answers=False), DARK, ("user root",)),
         ("ports", listening(replace(GATEWAY, host="0.0.0.0"), ADMIN), OK, ()),
+        ("ports", listening(replace(GATEWAY, ours=True, pid=5), ADMIN, applied=("127.0.0.1:8081",)), OK, ()),
+        ("ports", listening(replace(GATEWAY, ours=False, owner="nginx (pid 9)", pid=9), *HELD[1:], applied=BOTH), FAIL,
+         ("8080 is taken by nginx (pid 9)", "change [gateway] listen")),
+        ("ports", listening(*HELD, applied=BOTH), OK, ()),
+        ("ports", listening(*HELD, applied=("0.0.0.0:8080", "127.0.0.1:8081"), answers=False), OK, ()),
+        ("ports", listening(*HELD, applied=("127.0.0.1:8080", "127.0.0.1:8082")), FAIL,
+         ("8081 is taken by systemd (pid 1)", "list-sockets", "change [gateway] admin_listen")),
+        ("ports", listening(GATEWAY, replace(ADMIN, user="eve"), applied=("127.0.0.1:8080",)), FAIL,
+         ("8081 is taken by a program of user eve",)),
         ("exposure", PLAIN, OK, ()),
         ("exposure", replace(RANKS, units=PLAIN.units), FAIL, ("0.0.0.0:29500", "IPAddressDeny=")),
         ("exposure", replace(RANKS, units=unit(IPAddressDeny="0.0.0.0/0 ::/0").units), OK, ()),
