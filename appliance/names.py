@@ -61,6 +61,7 @@ GATEWAY_ADMIN_SOCKET_UNIT = "llm-gateway-admin.socket"
 SUPERVISOR_UNIT = "llm-supervisor.service"
 RUNTIME_UNIT = "llm-runtime.service"
 CONFIG_CHECK_UNIT = "llm-config-check.service"
+CONFIG_CHECK_PATH_UNIT = "llm-config-check.path"
 UNITCTL_SOCKET_UNIT = "llm-unitctl.socket"
 GENERATED = "/run/systemd/generator"  # where systemd keeps what our generator writes
 

@@ -60,7 +60,7 @@ sed -i "s/^__version__ = .*/__version__ = \"$version\"/" "$tree/appliance/__init
 cp packaging/llm-appliance "$tree/bin/"
 cp systemd/llm-appliance-generator "$tree/generator/"
 chmod 755 "$tree/bin/llm-appliance" "$tree/generator/llm-appliance-generator"
-for unit in systemd/*.service systemd/*.socket systemd/*.target; do
+for unit in systemd/*.service systemd/*.socket systemd/*.target systemd/*.path; do
     cp "$unit" "$tree/debian/llm-appliance.$(basename "$unit")"
 done
 cp systemd/llm-appliance.sysusers systemd/llm-appliance.tmpfiles "$tree/debian/"

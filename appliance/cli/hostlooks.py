@@ -116,7 +116,8 @@ async def _units(config: Config) -> tuple[UnitFacts, ...]:
         raise Silent("systemd does not run here")
     ours = [
         names.GATEWAY_UNIT, names.GATEWAY_SOCKET_UNIT, names.GATEWAY_ADMIN_SOCKET_UNIT, names.SUPERVISOR_UNIT,
-        names.RUNTIME_UNIT, names.CONFIG_CHECK_UNIT, names.UNITCTL_SOCKET_UNIT, names.TARGET,
+        names.RUNTIME_UNIT, names.CONFIG_CHECK_UNIT, names.CONFIG_CHECK_PATH_UNIT, names.UNITCTL_SOCKET_UNIT,
+        names.TARGET,
     ]  # fmt: skip
     engines = [names.engine_unit(instance) for instance in config.local_instances]
     return await units.units([*ours, *engines, FABRIC_UNIT, PERSISTENCE_UNIT])

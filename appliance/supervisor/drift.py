@@ -24,7 +24,7 @@ UNIT_DIRECTORIES = (
     "/etc/systemd/system", "/etc/systemd/system.control", "/run/systemd/system", "/run/systemd/system.control",
 )  # fmt: skip
 APPLY, CHECK = "llm-appliance apply", "llm-appliance check"
-_SUFFIXES = (".service", ".socket", ".target")
+_SUFFIXES = (".service", ".socket", ".target", ".path")
 
 
 @dataclass(frozen=True, slots=True)

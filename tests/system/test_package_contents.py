@@ -14,11 +14,11 @@ from box import Box
 from tests.support import layers
 from tests.support.machine import CHAT, PARIS
 from tests.support.waiting import wait_until
-from tests.unit.packaging.test_units import THRESHOLDS
+from tests.unit.packaging import test_units as units
 
 ROOT = Path(__file__).resolve().parents[2]
 LIB = "usr/lib/llm-appliance"
-UNITS = sorted(path.name for path in (ROOT / "systemd").iterdir() if path.suffix in (".service", ".socket", ".target"))
+UNITS = [path.name for path in units.UNITS]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_a_first_installation_answers_at_once_and_honestly(box: Box) -> None:
     assert " 503 " in answer.splitlines()[0], answer
     assert "engine_starting" in answer
     assert "retry-after:" in answer.lower()
-    for unit in ("llm-gateway.service", "llm-supervisor.service", "llm-appliance.target"):
+    for unit in ("llm-gateway.service", "llm-supervisor.service", "llm-config-check.path", "llm-appliance.target"):
         assert box.sh(f"systemctl is-active {unit}", check=False).out.strip() == "active", unit
         assert box.sh(f"systemctl is-enabled {unit}", check=False).out.strip() == "enabled", unit
 
@@ -130,10 +130,10 @@ def test_systemd_has_nothing_to_say_about_the_units(box: Box) -> None:
     assert [line for line in said.splitlines() if "llm-" in line] == []
 
 
-@pytest.mark.parametrize("name", THRESHOLDS)
+@pytest.mark.parametrize("name", units.THRESHOLDS)
 def test_exposure(box: Box, name: str) -> None:
     unit = f"{name}.service" if "@" not in name else f"{name}x.service"
-    box.sh(f"systemd-analyze security --offline=true --no-pager --threshold={THRESHOLDS[name]} {unit}")
+    box.sh(f"systemd-analyze security --offline=true --no-pager --threshold={units.THRESHOLDS[name]} {unit}")
 
 
 def test_python_is_compiled_at_the_installation(box: Box) -> None:
@@ -155,6 +155,31 @@ def test_the_generator_is_quick_and_survives_a_bad_file(box: Box) -> None:
     assert checked.status != 0
     assert "90-bad.toml" in box.journal("-u llm-config-check.service")
     box.sh("rm /etc/llm-appliance/config.d/90-bad.toml; systemctl daemon-reload; systemctl start llm-config-check")
+
+
+def test_an_edit_alone_makes_the_check_red_and_green_again(box: Box) -> None:
+    """Written in place, replaced by rename as editors do, written again and again; the last edit counts."""
+    file, dropin = "/etc/llm-appliance/config.toml", "/etc/llm-appliance/config.d/90-bad.toml"
+    bad, good = "echo '[[engine]'", "echo '# good'"
+
+    def is_soon(state: str, edit: str) -> None:
+        box.sh(edit)
+        ask = "systemctl is-failed llm-config-check.service"
+        wait_until(lambda: box.sh(ask, check=False).out.strip() == state, 30, f"{state} after: {edit}")
+
+    before = box.read(file)
+    is_soon("failed", f"{bad} > {file}")
+    assert "config.toml" in box.journal("-u llm-config-check.service -n 20")
+    is_soon("inactive", f"mv {file} {file}~; {good} > {file}; rm {file}~")
+    is_soon("failed", f"{bad} > {file}.new; mv {file}.new {file}")
+    is_soon("inactive", f"for n in $(seq 300); do {bad} > {file}.new; mv {file}.new {file}; done; {good} > {file}")
+    is_soon("failed", f"{bad} > {dropin}")
+    is_soon("inactive", f"rm {dropin}")
+    is_soon("failed", f"rm {file}; sleep 1.2; {bad} > {file}")
+    is_soon("inactive", f"{good} > {file}")
+    assert box.sh("systemctl is-active llm-config-check.path").out.strip() == "active"
+    assert box.journal("-b -u llm-config-check.service").count("Starting ") < 20
+    box.write(file, before)
 
 
 def test_an_address_of_another_program_is_told_and_refused_by_apply(box: Box) -> None:

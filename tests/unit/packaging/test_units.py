@@ -13,7 +13,8 @@ from appliance import names
 from appliance.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[3]
-UNITS = sorted(path for path in (ROOT / "systemd").iterdir() if path.suffix in (".service", ".socket", ".target"))
+SUFFIXES = (".service", ".socket", ".target", ".path")
+UNITS = sorted(path for path in (ROOT / "systemd").iterdir() if path.suffix in SUFFIXES)
 # Tenths of systemd's exposure level; the sandbox may get tighter, not looser.
 THRESHOLDS = {
     "llm-gateway": 15,
@@ -22,6 +23,7 @@ THRESHOLDS = {
     "llm-runtime": 15,
     "llm-unitctl@": 10,
     "llm-config-check": 15,
+    "llm-config-edited": 10,
 }
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 
@@ -73,6 +75,8 @@ def test_units_run_verbs_that_exist() -> None:
     for unit in UNITS:
         for line in settings(unit.name).get("ExecStart", []):
             binary, verb, *_ = line.split()
+            if (unit.name, line) == ("llm-config-edited.service", "/bin/sleep 1"):
+                continue
             assert binary == "/usr/bin/llm-appliance"
             assert verb in verbs, unit.name
 
@@ -86,10 +90,11 @@ def test_units_have_the_names_of_the_contract() -> None:
         names.SUPERVISOR_UNIT,
         names.RUNTIME_UNIT,
         names.CONFIG_CHECK_UNIT,
+        names.CONFIG_CHECK_PATH_UNIT,
         names.UNITCTL_SOCKET_UNIT,
         "llm-engine@.service",
     }
-    assert contract == {unit.name for unit in UNITS} - {"llm-unitctl@.service"}
+    assert contract == {unit.name for unit in UNITS} - {"llm-unitctl@.service", "llm-config-edited.service"}
 
 
 def test_every_part_stops_with_the_target() -> None:
@@ -163,6 +168,17 @@ def test_both_listeners_reach_the_gateway_by_name() -> None:
     assert settings(names.GATEWAY_UNIT)["Sockets"] == [f"{names.GATEWAY_SOCKET_UNIT} {names.GATEWAY_ADMIN_SOCKET_UNIT}"]
     for unit, name in ((names.GATEWAY_SOCKET_UNIT, "public"), (names.GATEWAY_ADMIN_SOCKET_UNIT, "admin")):
         assert settings(unit)["FileDescriptorName"] == [name]
+
+
+def test_an_edit_leads_to_a_check_by_way_of_a_pause() -> None:
+    """While what a path unit starts runs, it watches nothing: a check started by it would miss edits."""
+    path, pause = settings(names.CONFIG_CHECK_PATH_UNIT), settings("llm-config-edited.service")
+    beside = Path(names.CONFIG_FILE).parent
+    assert path["PathChanged"] == [names.CONFIG_FILE, str(beside / names.DROPIN_DIRECTORY)]
+    assert path["Unit"] == ["llm-config-edited.service"]
+    assert pause["After"] == pause["OnSuccess"] == [names.CONFIG_CHECK_UNIT]
+    for unit in ("llm-config-edited.service", names.CONFIG_CHECK_UNIT):
+        assert settings(unit)["StartLimitIntervalSec"] == ["0"]
 
 
 def test_a_taken_port_cannot_make_a_loop() -> None:
