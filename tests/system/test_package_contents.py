@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -236,7 +237,10 @@ def test_removed_installed_again_purged(box: Box, deb: Path) -> None:
     for unit in ("llm-appliance.target", "llm-gateway.socket", "llm-gateway-admin.socket", "llm-unitctl.socket"):
         assert box.sh(f"systemctl is-active {unit}", check=False).out.strip() == "active", unit
 
-    box.sh("apt-get purge -y llm-appliance", timeout=180)
+    box.sh(f"rm -rf {state}/runtimes {state}/incidents")  # parts that are missing
+    said = box.sh("apt-get purge -y llm-appliance", timeout=180).out
+    told = re.findall(r"deleting (\S+) \(\d+K\)", said)
+    assert told[0] == f"{state}/models/builtin" and "/var/log/llm-appliance" in told, said
     assert box.sh("systemctl list-units --all --plain --no-legend 'llm-*'").out.strip() == ""
     left = box.sh("find /etc /var /run /usr -xdev -path '*llm-*' -not -path '/var/lib/dpkg/*' -type f").out.split()
     assert left == [f"{state}/models/huggingface/some/model/weights"]
