@@ -40,18 +40,22 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Where a verb lives, what it is for, whether it can print JSON, and whether it hands on what follows `--`."""
+    """Where a verb lives, what it is for, whether it can print JSON, and whether it hands on what follows `--`.
+
+    `judges`: it tells what is wrong with the configuration file itself, also that there is none.
+    """
 
     module: str
     purpose: str
     json: bool = False
     hands_on: bool = False
+    judges: bool = False
 
 
 VERBS: dict[str, Verb] = {
     "status": Verb("appliance.cli.status", "what serves, what does not, and why", json=True),
     "top": Verb("appliance.cli.top", "the same, live on the whole screen", json=True),
-    "check": Verb("appliance.cli.check", "read the configuration and name every problem in it", json=True),
+    "check": Verb("appliance.cli.check", "read the configuration and name every problem in it", json=True, judges=True),
     "config": Verb("appliance.cli.config", "show the configuration in force; explain a key", json=True),
     "doctor": Verb("appliance.cli.doctor", "look for what will hurt, here or on the way to clients", json=True),
     "apply": Verb("appliance.cli.apply", "make the configuration take effect", json=True),
@@ -146,7 +150,7 @@ def _system_words(error: OSError) -> str:
 
 def _dispatch(words: Sequence[str]) -> int:
     """Read the options before the verb, then hand over to the verb's parser."""
-    config, as_json, rest = names.CONFIG_FILE, False, list(words)
+    config, as_json, rest = "", False, list(words)
     while rest and rest[0].startswith("-"):
         option, _, value = rest.pop(0).partition("=")
         if option in ("-h", "--help"):
@@ -186,9 +190,20 @@ def _run(word: str, rest: list[str], config: str, as_json: bool) -> int:
     args = parser_of(word).parse_args(rest[:own])
     if verb.hands_on:  # argparse would give the first of them to a positional that was left out
         args.options += rest[own + 1 :]
-    args.config = getattr(args, "config", None) or config
+    named = getattr(args, "config", None) or config
+    if named and not verb.judges:
+        _must_be_there(named)
+    args.config = named or names.CONFIG_FILE
     args.json = bool(getattr(args, "json", False)) or as_json
     return int(import_module(verb.module).run(args))
+
+
+def _must_be_there(file: str) -> None:
+    """A configuration that was named is meant, also by a verb that could do without one. Raises UsageError."""
+    try:
+        open(file, "rb").close()
+    except OSError as error:
+        raise UsageError(f"--config {file}: {(error.strerror or str(error)).lower()}") from error
 
 
 def parser_of(word: str) -> Parser:

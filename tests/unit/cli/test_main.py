@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.cli import main as cli
+from appliance.cli.examples import EXAMPLES
 from appliance.errors import ConfigInvalid, Failed, Problem, Unreachable, UsageError
 
 
@@ -133,8 +135,17 @@ def test_debug_shows_where(
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_options_before_and_after(
-    verb: Callable[..., None], words: list[str], config: str, as_json: bool, nested: bool
+    verb: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    config: str,
+    as_json: bool,
+    nested: bool,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name).touch()
     seen: list[argparse.Namespace] = []
 
     def run(args: argparse.Namespace) -> int:
@@ -167,6 +178,17 @@ def test_wrong_usage(words: list[str], said: str, capfd: pytest.CaptureFixture[s
     told = capfd.readouterr().err
     assert said in told
     assert "hint:" in told
+
+
+@pytest.mark.parametrize("word", cli.VERBS)
+def test_a_configuration_that_was_named_must_be_there(
+    word: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(EXAMPLES[word][0])
+    for file in (tmp_path / "none.toml", tmp_path):
+        assert cli.main([*words, "--config", str(file)]) == cli.main(["--config", str(file), *words]) == 2
+        told = "".join(capfd.readouterr())
+        assert told.count(f"{file}: ") >= 2 and ("no such file" in told) == (file != tmp_path)
 
 
 def test_help_and_version(capfd: pytest.CaptureFixture[str]) -> None:

@@ -40,12 +40,13 @@ def directory(path: Path, config: dict[str, Any], tensors: dict[str, int]) -> Pa
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of four cards, as its supervisor shows it, with its configuration still to be written."""
+    """A machine of four cards, as its supervisor shows it, with an empty configuration."""
     monkeypatch.setenv("LLM_APPLIANCE_RUN", str(tmp_path / "run"))
     monkeypatch.setenv("LLM_APPLIANCE_STATE", str(tmp_path / "state"))
     (tmp_path / "run/supervisor").mkdir(parents=True)
     cards = [{**GPU_4090, "pci": f"0000:0{n}:00", "uuid": f"GPU-{n}"} for n in range(4)]
     files.replace_json(tmp_path / "run/supervisor/gpus.json", {"gpus": cards})
+    (tmp_path / "config.toml").touch()
     return tmp_path / "config.toml"
 
 
