@@ -17,7 +17,7 @@ from typing import Any
 
 from appliance.config import source
 from appliance.config.model import Config
-from appliance.errors import EXIT_FOUND, EXIT_OK, Failed, Unreachable, UsageError
+from appliance.errors import EXIT_FOUND, EXIT_OK, ApplianceError, Failed, Unreachable, UsageError
 
 from . import output
 from .frontclient import Place
@@ -95,7 +95,7 @@ class Gateway:
         return str(entries[0]["id"])
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The pieces of an answer as they come. Raises Failed, Unreachable."""
+        """The pieces of an answer as they come. Raises Failed, UsageError, Unreachable."""
         connection, response = self._ask("POST", "/v1/chat/completions", json.dumps(body).encode())
         try:
             for line in response:
@@ -149,11 +149,13 @@ def _connection(place: Place) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(place.host, place.port, timeout=TIMEOUT, context=context)
 
 
-def _failure(status: int, body: bytes, has_key: bool) -> Failed:
+def _failure(status: int, body: bytes, has_key: bool) -> ApplianceError:
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"the gateway answered {status}"
+    if status == 400:  # what was asked for cannot be had, like more --max-tokens than the key or the model allows
+        return UsageError(message)
     if status != 401:
         return Failed(message, hint="llm-appliance status names the models" if status == 404 else "")
     made = "sudo llm-appliance keys create me"

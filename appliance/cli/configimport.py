@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(path: str) -> tuple[adopt.Adopted, ...]:
-    """Every vLLM that a file starts. Raises Failed where it starts none, or cannot be read."""
+    """Every vLLM that a file starts. Raises UsageError where it cannot be read, Failed where it starts none."""
     try:
         with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
-        raise Failed(f"{path}: {(error.strerror or 'error').lower()}") from error
+        raise UsageError(f"{path}: {(error.strerror or 'error').lower()}") from error
     if len(content) > LARGEST:
         raise Failed(f"{path}: is larger than 1 MiB, so it is neither a script nor a compose file")
     text = content.decode("utf-8", "replace")

@@ -22,7 +22,7 @@ def run_job(report: Callable[[str], None]) -> str:
     """Start the unit and wait for its end; `report` gets each new sentence. The last sentence.
 
     A run that is under way began with what was asked before: it is waited for, then there is another one. Raises
-    Unreachable where there is no systemd or the unit falls silent, Failed with the unit's own reason.
+    Unreachable where there is no systemd, it refuses, or the unit falls silent, Failed with the unit's own reason.
     """
     if not systemd.is_running():
         raise Unreachable(
@@ -38,7 +38,7 @@ def run_job(report: Callable[[str], None]) -> str:
     verb = "restart" if _waits(before) else "start"
     answer = systemd.ask(systemd.change(verb, names.RUNTIME_UNIT))
     if answer.status != 0:
-        raise Failed(
+        raise Unreachable(
             f"{names.RUNTIME_UNIT} cannot be started: {answer.errors.strip()}", hint="run the command as root (sudo)"
         )
     return _verdict(_follow(began, report), began)

@@ -13,17 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config.model import KeyLimits
 from appliance.host import keystore
 from tests.component.gateway.test_life import Activated
 from tests.support.gatewayprocess import ROOT, FakeEngine, Gateway, config, remote
 from tests.support.waiting import wait_until
+
+MOST = 100_000  # tokens of an answer that the key may ask for
 
 
 @pytest.fixture(scope="module")
 def served(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, str]]:
     tmp_path = tmp_path_factory.mktemp("chat")
     sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in ("admin", "public")}
-    _, secret = keystore.create(f"{tmp_path}/keys.toml", "me", time.time())
+    _, secret = keystore.create(f"{tmp_path}/keys.toml", "me", time.time(), limits=KeyLimits(max_tokens=MOST))
     text = config(remote(engine.url), auth=f'keys_file = "{tmp_path}/keys.toml"')
     port = sockets["public"].getsockname()[1]
     made = Activated(tmp_path / "g", text.replace("127.0.0.1:0", f"127.0.0.1:{port}", 1), sockets)
@@ -49,14 +52,16 @@ def test_an_answer_comes_and_errors_are_explained(served: tuple[Gateway, str]) -
         chat(gateway, "hi"),
         chat(gateway, "hi", "--model", "no", key=secret),
         chat(gateway, "[[fault:reset=4]]", key=secret),
+        chat(gateway, "hi", "--max-tokens", str(MOST + 1), key=secret),
     ]
     results = [(one.communicate(timeout=30), one.returncode) for one in asked]
-    (good, wrong, keyless, unknown, broken) = results
+    (good, wrong, keyless, unknown, broken, long) = results
     assert good[1] == 0 and "Paris" in good[0][0]
     assert wrong[1] == 1 and "not known" in wrong[0][1] and "keys list" in wrong[0][1]
     assert keyless[1] == 1 and "keys create" in keyless[0][1]
     assert unknown[1] == 1 and "no engine serves" in unknown[0][1] and "llm-appliance status" in unknown[0][1]
     assert broken[1] == 1 and "broke off" in broken[0][1] and "The capital" in broken[0][0]
+    assert long[1] == 2 and str(MOST) in long[0][1]
     assert not any("Traceback" in err for (_, err), _ in results)
 
 

@@ -133,6 +133,13 @@ def test_a_unit_that_fails_gives_its_reason(machine: Machine) -> None:
     assert "llm-appliance: the index cannot be asked (check the network)" in err
 
 
+@pytest.mark.parametrize("words", [("models", "pull"), ("runtime", "install")])
+def test_a_start_that_systemd_refuses_is_3(machine: Machine, words: tuple[str, ...]) -> None:
+    machine.systemd.refuse("start", "Interactive authentication required.")
+    status, _, err = machine.run(*words)
+    assert (status, "Interactive authentication required" in err, "sudo" in err) == (3, True, True)
+
+
 def test_a_run_that_was_asked_for_before_is_waited_for(machine: Machine) -> None:
     """A start would join the run that is under way, which knows nothing of the new wish."""
     machine.systemd.set(UNIT, ActiveState="activating", SubState="start")

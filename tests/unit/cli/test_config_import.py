@@ -167,7 +167,7 @@ def test_what_cannot_be_imported(
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, "config", "import", tmp_path / "none")
-    assert status == 1 and "no such file" in err
+    assert status == 2 and "no such file" in err
 
 
 def test_a_setting_that_is_wrong_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
