@@ -77,8 +77,7 @@ class ConfigInvalid(ApplianceError):
         super().__init__(
             f"the configuration has {len(errors)} error{'s' if len(errors) != 1 else ''}: {errors[0]}"
             if errors
-            else "the configuration is invalid",
-            hint="llm-appliance check",
+            else "the configuration is invalid"
         )
 
 

@@ -6,6 +6,7 @@ A path that depends on an instance is a function. Nothing here touches the disk.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import PurePosixPath
 
 # --- configuration ---------------------------------------------------------------------------------------------
@@ -81,6 +82,11 @@ LAUNCHER_START_FAILED = 72  # it never served
 LAUNCHER_CONFIG = 78  # it will not get better by itself; RestartPreventExitStatus= names it
 
 INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def check_command(file: str) -> str:
+    """The command that names every problem of a configuration file."""
+    return "llm-appliance check" if file == CONFIG_FILE else f"llm-appliance check {shlex.quote(file)}"
 
 
 def engine_unit(instance: str) -> str:

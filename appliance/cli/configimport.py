@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 
+from appliance import names
 from appliance.config import parse, source
 from appliance.errors import EXIT_FOUND, EXIT_OK, Failed, Problem, UsageError
 
@@ -124,4 +125,4 @@ def _write(config: str, text: str, adopted: tuple[adopt.Adopted, ...]) -> None:
     for each in adopted:
         for remark in each.remarks:
             output.note(f"{each.engine['name']}: {remark}")
-    output.note("next: llm-appliance check, then llm-appliance apply")
+    output.note(f"next: {names.check_command(config)}, then llm-appliance apply")

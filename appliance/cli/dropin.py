@@ -34,7 +34,8 @@ def write(config_path: str, path: Path, text: str) -> None:
     Raises Failed, Unreachable where this user may not write.
     """
     if source.load(config_path).config is None:
-        raise Failed("nothing was written: the configuration has errors", hint="llm-appliance check")
+        hint = names.check_command(config_path)
+        raise Failed("nothing was written: the configuration has errors", hint=hint)
     try:
         before = path.read_bytes() if path.exists() else None
         path.parent.mkdir(mode=0o755, exist_ok=True)

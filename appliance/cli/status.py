@@ -153,7 +153,7 @@ def unapplied(path: str, value: Mapping[str, Any]) -> Iterator[str]:
     if found.config is None:
         yield ""
         yield "the configuration file is invalid; what runs goes on with the one it has:"
-        yield "    llm-appliance check"
+        yield f"    {names.check_command(path)}"
     elif config.get("digest") and config["digest"] != found.text_digest:
         yield ""
         yield "the configuration file was changed and not applied:"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from appliance import __version__
+from appliance import __version__, names
 from appliance.quantity import format_duration
 
 from . import gpulines, output
@@ -296,7 +296,7 @@ def _advice(value: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         then = in_force.get(str(config.get("origin")), "it is not in force")
         yield f"the configuration file cannot be used, {then}:"
-        yield "    llm-appliance check"
+        yield f"    {output.clean(names.check_command(str(config.get('file') or names.CONFIG_FILE)))}"
     ledger = (value.get("gateway") or {}).get("ledger") or {}
     if ledger.get("problem"):
         yield ""

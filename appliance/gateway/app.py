@@ -145,10 +145,11 @@ class App:
     # --- life -------------------------------------------------------------------------------------------------------
     async def start(self, heir: Heir | None = None) -> None:
         """Listen, with an heir's sockets and counters where there is one. Raises Failed when that cannot be."""
+        check = names.check_command(self.config_path)
         if self.settings.tls_certificate and self._tls is None:
-            raise Failed(f"the certificate {self.settings.tls_certificate} cannot be used", hint="llm-appliance check")
+            raise Failed(f"the certificate {self.settings.tls_certificate} cannot be used", hint=check)
         if heir is not None and self.effective.errors:
-            raise Failed(f"the configuration is invalid: {self.effective.errors[0]}", hint="llm-appliance check")
+            raise Failed(f"the configuration is invalid: {self.effective.errors[0]}", hint=check)
         await probe(self.engines.replicas(), self.settings.timeouts.connect)
         passed, expected = notify.listen_fds(), list[int]()
         self.sockets.kept = bool(passed.get(PUBLIC))

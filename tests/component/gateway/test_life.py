@@ -151,6 +151,16 @@ def test_a_gateway_that_lives_and_does_not_serve_loses_its_watchdog(
         gateway.kill()
 
 
+def test_a_start_that_cannot_be_names_the_file_to_check(engine: FakeEngine, tmp_path: Path) -> None:
+    text = config(remote(engine.url), gateway='tls_certificate = "/none.pem"\ntls_key = "/none.pem"')
+    gateway = Gateway(tmp_path / "g", text, wait=False)
+    try:
+        assert gateway.process.wait(20) == 3
+        assert f"(hint: llm-appliance check {gateway.config_file})" in gateway.text()
+    finally:
+        gateway.kill()
+
+
 def test_reload_takes_keys_and_limits_and_says_so(
     start: Start, engine: FakeEngine, manager: Manager, tmp_path: Path
 ) -> None:

@@ -139,6 +139,15 @@ def test_written_into_a_drop_in(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert status == 1 and f"{target} is there already" in err
 
 
+def test_the_next_step_names_the_file_that_was_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, script = _file(tmp_path, "config.toml", "[["), _file(tmp_path, "run.sh", "vllm serve some/model")
+    status, _, err = run(capsys, "--config", config, "config", "import", "--write", script)
+    assert status == 1 and err.endswith(f"hint: llm-appliance check {config}\n")
+    config.write_text("")
+    status, _, err = run(capsys, "--config", config, "config", "import", "--write", script)
+    assert status == 0 and f"next: llm-appliance check {config}, then " in err
+
+
 def test_an_engine_of_the_same_name_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = _file(tmp_path, "config.toml", '[[engine]]\nname = "embed"\n')
     status, _, err = run(capsys, "--config", config, "config", "import", "--write", _file(tmp_path, "run.sh", SCRIPT))

@@ -85,7 +85,7 @@ def fail(error: BaseException) -> Callable[[argparse.Namespace], int]:
         (
             ConfigInvalid([Problem("a.b", "is bad", "say c", "f.toml", 3), Problem("x", "odd", severity="warning")]),
             2,
-            ["error: f.toml:3: a.b: is bad (say c)", "warning: x: odd", "llm-appliance check"],
+            ["error: f.toml:3: a.b: is bad (say c)", "warning: x: odd"],
         ),
         (PermissionError(13, "Permission denied", "/etc/keys"), 3, ["/etc/keys: permission denied", "root"]),
         (FileNotFoundError(2, "No such file or directory", "/x"), 3, ["/x: no such file"]),
@@ -110,6 +110,14 @@ def test_an_error_ends_as_a_sentence(
     assert "Traceback" not in told
     for words in said:
         assert words in told
+
+
+def test_problems_that_were_all_printed_need_no_check(
+    verb: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    verb(fail(ConfigInvalid([Problem("a.b", "is bad", "say c", "f.toml", 3)])))
+    assert cli.main(["probe"]) == 2
+    assert capfd.readouterr().err == "error: f.toml:3: a.b: is bad (say c)\n"
 
 
 def test_debug_shows_where(

@@ -102,7 +102,9 @@ def test_drift_is_told_with_its_remedy() -> None:
     assert any("2 settings are edited" in line for line in page) and page[-1] == "    llm-appliance apply"
     invalid = {"kind": "invalid", "text": "the configuration file cannot be used", "remedy": "llm-appliance check"}
     both = shown(status(CHAT, drift=[invalid], config={"valid": False, "origin": "last-good"}))
-    assert sum("cannot be used" in line for line in both) == 1
+    assert sum("cannot be used" in line for line in both) == 1 and "    llm-appliance check" in both
+    named = shown(status(CHAT, config={"valid": False, "origin": "none", "file": "/srv/my config.toml"}))
+    assert "    llm-appliance check '/srv/my config.toml'" in named
 
 
 @pytest.mark.parametrize("process", ["gateway", "supervisor"])
