@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.config import snapshot
+from appliance.config.model import Config
 from appliance.wire import containers, servecommand, shellscript, vllmargs, vllmflags
 from appliance.wire.redact import is_secret_name
 
@@ -139,9 +140,8 @@ def _adopt(
             continue  # told together below
         # A warning's remedy is done already.
         remarks.append(f"{finding.flag}: {finding.message}" + (f"; {finding.remedy}" * (finding.severity == "error")))
-    for flag in ("host", "port"):
-        flags.setdefault(flag, None)
-    remarks += _listening(flags["host"], flags["port"])
+    if "uds" not in flags:
+        remarks.append(_listening(flags.get("host"), flags.get("port"), container))
     if served.left:
         remarks.append(f"not understood and left out: {shlex.join(served.left)}")
     if clean:
@@ -149,13 +149,20 @@ def _adopt(
     return Adopted(origin, engine, tables, tuple(dict.fromkeys(remarks)))
 
 
-def _listening(host: object, port: object) -> list[str]:
-    if host is None and port is None:
-        return []
-    wide = host in (None, "0.0.0.0", "::")
-    address = f"{'0.0.0.0' if wide else host}:{port or 8000}"
+def _listening(host: object, port: object, container: containers.Container | None) -> str:
+    """Where clients came, and where they come now."""
+    port = port or 8000
+    for outside, inside in container.ports if container else ():
+        if inside == str(port):
+            host, _, port = outside.rpartition(":")
+            break
+    wide = host in (None, "", "0.0.0.0", "::", "[::]")
     told = " and lets others in" if wide else ""
-    return [f'clients came to port {port or 8000}: [gateway] listen = ["{address}"] keeps that address{told}']
+    return (
+        f"clients came to port {port}; now they connect to the gateway, at [gateway] listen "
+        f'("{Config().gateway.listen[0]}" unless set): listen = ["{"0.0.0.0" if wide else host}:{port}"] '
+        f"keeps the old port{told}"
+    )
 
 
 def _gpus(env: Mapping[str, str], container: containers.Container | None) -> list[int] | list[str]:

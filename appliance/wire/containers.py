@@ -27,7 +27,8 @@ _VALUED_SHORT = {"e": "env", "v": "volume", "p": "publish", "m": "memory", "u": 
 class Container:
     """`words` are the program's, entry point included. `gpus`: indexes or UUIDs as written; empty where all are meant.
 
-    `mounts` are (path on the host, path inside). `unread`: what only a run could tell.
+    `mounts` are (path on the host, path inside), `ports` ([address:]port on the host, port inside). `unread`: what only
+    a run could tell.
     """
 
     image: str
@@ -38,6 +39,7 @@ class Container:
     mounts: tuple[tuple[str, str], ...] = ()
     memory: str = ""
     unread: tuple[str, ...] = ()
+    ports: tuple[tuple[str, str], ...] = ()
 
 
 def from_command(words: Sequence[str]) -> Container | None:
@@ -86,6 +88,7 @@ def _run(words: list[str]) -> Container | None:
         _gpus(last.get("gpus", "")),
         tuple(mounts),
         last.get("memory", ""),
+        ports=tuple(filter(None, map(_port, of.get("publish", [])))),
     )
 
 
@@ -142,6 +145,7 @@ def _service(name: str, service: Mapping[str, Any], known: Mapping[str, str]) ->
         tuple(mounts),
         text(memory or ""),
         tuple(dict.fromkeys(unread)),
+        tuple(filter(None, (_port(text(_short(port))) for port in service.get("ports") or []))),
     )
 
 
@@ -188,6 +192,21 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _mount(text: str) -> tuple[str, str] | None:
     host, _, inside = text.partition(":")
     return (host, inside.partition(":")[0]) if inside else None
+
+
+def _port(text: str) -> tuple[str, str] | None:
+    """`[ADDRESS:]PORT:INSIDE[/tcp]`; None where the host's port is any that is free."""
+    outside, _, inside = text.partition("/")[0].rpartition(":")
+    return (outside, inside) if outside else None
+
+
+def _short(port: object) -> object:
+    """A port of a compose file in the form of a line."""
+    if not isinstance(port, Mapping):
+        return port
+    host = str(port.get("host_ip") or "")
+    host = f"[{host}]" if ":" in host else host
+    return ":".join(str(part) for part in (host, port.get("published") or "", port.get("target") or "") if part)
 
 
 def _long_mount(text: str) -> tuple[str, str] | None:

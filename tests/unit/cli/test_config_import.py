@@ -30,6 +30,7 @@ services:
     command: >
       --model ${MODEL:-meta-llama/Llama-3.1-8B-Instruct}
       --max-model-len 8192
+    ports: ["8001:8000"]
     environment:
       - HUGGING_FACE_HUB_TOKEN=${HF_TOKEN}
       - HTTPS_PROXY=http://proxy.example.org:3128
@@ -101,6 +102,7 @@ def test_a_compose_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     told = json.loads(out)
     llm, coder = told["engines"]
     assert (llm["name"], llm["model"], llm["vllm"]) == ("llm", "some/model", {"max_model_len": 8192})
+    assert any('listen = ["0.0.0.0:8001"] keeps the old port' in remark for remark in llm["remarks"])
     assert "env" not in llm and "secret123456" not in out
     assert (coder["model"], coder["vllm"]) == ("Qwen/Qwen3-8B", {"tensor_parallel_size": 2})
     assert any("$EXTRA" in remark for remark in coder["remarks"])
@@ -202,6 +204,29 @@ def test_a_setting_that_is_wrong_is_named(tmp_path: Path, capsys: pytest.Capture
 def test_settings_of_an_engine(script: str, engine: dict[str, Any]) -> None:
     (adopted,) = from_script(script)
     assert adopted.engine == engine
+
+
+@pytest.mark.parametrize(
+    ("script", "port", "listen"),
+    [
+        ("vllm serve m", "8000", "0.0.0.0:8000"),
+        ("vllm serve m --host 127.0.0.1 --port 9000", "9000", "127.0.0.1:9000"),
+        ("docker run vllm/vllm-openai m", "8000", "0.0.0.0:8000"),
+        ("docker run -p 80:8000 -p 81:81 vllm/vllm-openai m", "80", "0.0.0.0:80"),
+        ("docker run -p 127.0.0.1:80:90 vllm/vllm-openai m --port 90 --host 0.0.0.0", "80", "127.0.0.1:80"),
+        ("docker run -p '[::]:80:8000' vllm/vllm-openai m", "80", "0.0.0.0:80"),
+    ],
+)
+def test_where_clients_connect_now_is_told(script: str, port: str, listen: str) -> None:
+    ((remark,),) = (each.remarks for each in from_script(script))
+    assert remark.startswith(f"clients came to port {port}; ") and '"127.0.0.1:8080"' in remark
+    assert f'listen = ["{listen}"] keeps the old port' in remark
+    assert ("lets others in" in remark) is listen.startswith("0.0.0.0:")
+
+
+def test_a_socket_of_its_own_was_no_port() -> None:
+    ((remark,),) = (each.remarks for each in from_script("vllm serve m --uds /run/m.sock"))
+    assert remark.startswith("uds: ")
 
 
 def test_names_are_told_apart() -> None:

@@ -16,7 +16,7 @@ IMAGE = "vllm/vllm-openai:v0.9.0"
     ("command", "expected"),
     [
         (f"docker run -d --rm {IMAGE} --model a", Container(IMAGE, ("--model", "a"))),
-        (f"sudo podman run -it --gpus all -p 8000:8000 {IMAGE}", Container(IMAGE, ())),
+        (f"sudo podman run -it --gpus all -p 8000:8000 {IMAGE}", Container(IMAGE, (), ports=(("8000", "8000"),))),
         (f"docker run --gpus '\"device=0,1\"' {IMAGE}", Container(IMAGE, (), gpus=("0", "1"))),
         (f"docker run --gpus device=GPU-ab {IMAGE}", Container(IMAGE, (), gpus=("GPU-ab",))),
         (f"docker run --gpus=2 {IMAGE}", Container(IMAGE, (), gpus=("0", "1"))),
@@ -57,6 +57,12 @@ def _one(**service: Any) -> Container:
         ({"command": ["${NONE}", "${NONE:-x}"]}, {"words": ("${NONE}", "x"), "unread": ("${NONE}",)}),
         ({"environment": {"A": 1, "B": True, "C": None}}, {"env": {"A": "1", "B": "true"}}),
         ({"environment": ["A=1", "B", "C=${M}"]}, {"env": {"A": "1", "C": "some/model"}}),
+        ({"ports": ["${TAG}:8000", "127.0.0.1:81:82/tcp", 8000]}, {"ports": (("1", "8000"), ("127.0.0.1:81", "82"))}),
+        (
+            {"ports": [{"target": 80, "published": "81", "host_ip": "::1"}, {"target": 8}]},
+            {"ports": (("[::1]:81", "80"),)},
+        ),
+        ({"ports": [{"target": 80, "published": 81}]}, {"ports": (("81", "80"),)}),
         ({"volumes": ["/a:/b:ro", "named:/c", "/d"]}, {"mounts": (("/a", "/b"), ("named", "/c"))}),
         ({"volumes": [{"type": "bind", "source": "/a", "target": "/b"}]}, {"mounts": (("/a", "/b"),)}),
         ({"mem_limit": "64g"}, {"memory": "64g"}),
