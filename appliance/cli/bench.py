@@ -8,7 +8,6 @@ many, until goodput falls or the engine's limit is reached. Ctrl-C ends the requ
 from __future__ import annotations
 
 import argparse
-import os
 import ssl
 
 from appliance.config import source
@@ -20,7 +19,7 @@ from . import benchpage, benchplot, benchtune, output
 from .benchclient import Endpoint
 from .benchoptions import EACH, SECONDS, TIMEOUT, Options, duration
 from .benchrun import Bench
-from .chat import KEY_VARIABLE
+from .chat import add_key_arguments, key_of
 from .frontclient import parse_place
 from .gatewayclient import public_place
 
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{METRICS}\n\n{parser.epilog}"
     add = parser.add_argument
     add("--url", metavar="URL", help="an endpoint of OpenAI's API (default: this machine's gateway)")
-    add("--key", metavar="API_KEY", help=f"the API key (default: ${KEY_VARIABLE})")
+    add_key_arguments(parser)
     add("--ca", metavar="FILE", help="certificates to trust instead of the system's")
     add("--model", metavar="M", help="a served name (default: the first that the key may use)")
     add("--chat", action="store_true", help="ask /v1/chat/completions instead of /v1/completions")
@@ -127,6 +126,5 @@ def _endpoint(args: argparse.Namespace, config: Config | None) -> Endpoint:
             raise UsageError(f"{args.ca}: {error.strerror or error}") from None
         if config is not None and place.is_loopback:  # the certificate's name cannot fit, and nothing leaves here
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    key = (args.key or os.environ.get(KEY_VARIABLE, "")).strip()
     path = "/v1/chat/completions" if args.chat else "/v1/completions"
-    return Endpoint(place, key, path, context, duration(args.timeout, "--timeout"))
+    return Endpoint(place, key_of(args), path, context, duration(args.timeout, "--timeout"), here=config is not None)

@@ -29,13 +29,14 @@ BROKEN, TIMEOUT, EMPTY, NO_HTTP, STALE = "broken off", "timeout", "no token", "n
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go, and with what."""
+    """Where requests go, and with what. `here`: it is this machine's gateway."""
 
     place: Place
     key: str
     path: str
     tls: ssl.SSLContext | None
     timeout: float
+    here: bool
 
     def head(self, length: int, method: str = "POST", path: str = "") -> bytes:
         """A request head."""

@@ -45,7 +45,7 @@ async def model_of(endpoint: Endpoint, wanted: str | None) -> str:
         raise Failed("/v1/models is answered with something else than a list of models: --url is no endpoint of "
                      "OpenAI's API", hint="--url is the address before /v1") from None  # fmt: skip
     if not served:
-        raise Failed("this key may use no model", hint="llm-appliance keys list")
+        raise Failed("this key may use no model", hint="llm-appliance keys list" if endpoint.here else "")
     if wanted is None:
         return served[0]
     if wanted not in served:
@@ -103,14 +103,17 @@ def refused(endpoint: Endpoint, answer: Answer) -> ApplianceError:
     kind, said = answer.as_request().failure, answer.message
     status = answer.head.status if answer.head else 0
     sentence = f"{where} answers {kind}" + (f": {said}" if said else "")
+    look = "llm-appliance status" if endpoint.here else ""
     if not status:
         plain = f"--url http://{place.host}:{place.port} where it speaks no TLS"
-        return Unreachable(f"{where} does not answer: {kind}", hint=plain if place.tls else "llm-appliance status")
+        return Unreachable(f"{where} does not answer: {kind}", hint=plain if place.tls else look)
+    if status == 401 and not endpoint.here:
+        return Failed(sentence, hint="" if endpoint.key else f"give a key with --key-file FILE or {KEY_VARIABLE}")
     if status == 401:
         made = f"{KEY_VARIABLE}=$(sudo llm-appliance keys create bench) llm-appliance bench"
         return Failed(sentence, hint=made if not endpoint.key else "llm-appliance keys list")
     if status == 503:
-        return Unreachable(sentence, hint="llm-appliance status")
+        return Unreachable(sentence, hint=look)
     if status == 404 and endpoint.path == "/v1/completions":
         return Failed(sentence, hint="--chat, if this is a chat model without completions")
     return Failed(sentence)

@@ -13,6 +13,7 @@ import os
 import ssl
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from appliance.config import source
@@ -31,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("message", nargs="*", metavar="MESSAGE", help="what to say; without it, a conversation")
     parser.add_argument("--model", metavar="M", help="a served name (default: the first that the key may use)")
-    parser.add_argument("--key", metavar="KEY", help=f"the API key (default: ${KEY_VARIABLE})")
+    add_key_arguments(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system prompt")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
 
 
 def run(args: argparse.Namespace) -> int:
     """Talk."""
-    gateway = Gateway(args.config, args.key or os.environ.get(KEY_VARIABLE, ""))
+    gateway = Gateway(args.config, key_of(args))
     model = args.model or gateway.first_model()
     messages: list[dict[str, str]] = [{"role": "system", "content": args.system}] if args.system else []
     words = " ".join(args.message) or ("" if sys.stdin.isatty() else sys.stdin.read().strip())
@@ -58,6 +59,28 @@ def run(args: argparse.Namespace) -> int:
                 _turn(gateway, model, messages, line, args.max_tokens)
             except KeyboardInterrupt:  # ends the answer, not the conversation
                 print()
+
+
+def add_key_arguments(parser: argparse.ArgumentParser) -> None:
+    """`[--key KEY | --key-file FILE]`, for every verb that calls the API."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--key", metavar="API_KEY", help=f"the API key, for all here to see (default: ${KEY_VARIABLE})")
+    group.add_argument("--key-file", metavar="FILE", help="a file with the API key")
+
+
+def key_of(args: argparse.Namespace) -> str:
+    """The key by these arguments; empty where none is given. Raises UsageError."""
+    if args.key_file is not None:
+        return read_key(args.key_file)
+    return str(args.key or os.environ.get(KEY_VARIABLE, "")).strip()
+
+
+def read_key(path: str) -> str:
+    """The key in a file. Raises UsageError."""
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or 'no text'}") from None
 
 
 def _turn(gateway: Gateway, model: str, messages: list[dict[str, str]], words: str, limit: int | None) -> bool:

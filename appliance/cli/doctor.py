@@ -10,7 +10,6 @@ import argparse
 import getpass
 import os
 import sys
-from pathlib import Path
 
 from appliance import clock
 from appliance.errors import EXIT_FOUND, EXIT_OK, UsageError
@@ -20,7 +19,7 @@ from appliance.quantity import format_duration, parse_duration
 from appliance.wire.deliveryprobe import LONGEST_SILENCE
 
 from . import deeplooks, findingspage, localchecks, output, through
-from .chat import KEY_VARIABLE
+from .chat import KEY_VARIABLE, read_key
 from .frontclient import Front, parse_place
 
 SILENCE = "25s"  # two comments and a half at the default stream.keepalive
@@ -99,10 +98,7 @@ def _as_json(finding: Finding) -> dict[str, str]:
 def _key(path: str | None) -> str:
     """The key, from wherever it may come without being seen; empty where keys may not be needed."""
     if path is not None:
-        try:
-            return Path(path).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}: {getattr(error, 'strerror', None) or 'no text'}") from None
+        return read_key(path)
     given = os.environ.get(KEY_VARIABLE, "")
     if given or not sys.stdin.isatty():
         return given.strip()

@@ -126,6 +126,8 @@ def test_ctrl_c_prints_what_was_measured_and_aborts_the_rest(still: Stage, engin
         ("", ("--shared-prefix", "9"), 2, "between 0 and --input-tokens"),
         ("", ("--plot", "x.gif"), 2, "a .svg or a .png file"),
         ("", ("--tune",), 2, "without --url"),
+        ("", ("--key-file", "/none"), 2, "/none: No such file"),
+        ("", ("--key-file", "/none", "--key", "sk-x"), 2, "not allowed with argument --key-file"),
     ],
 )
 def test_what_cannot_be_measured_ends_before_the_ladder(
@@ -135,6 +137,13 @@ def test_what_cannot_be_measured_ends_before_the_ladder(
     done = call(still, "bench", "--url", engine.url, *QUICK, *words)
     assert (done.returncode, said in done.stderr) == (status, True), done.stderr
     assert len(engine.log) <= 3 and done.stdout == ""
+
+
+@pytest.mark.parametrize("fault", ["status=401", "status=503", "refuse"])
+def test_an_endpoint_elsewhere_is_not_explained_by_what_is_here(still: Stage, engine: FakeEngine, fault: str) -> None:
+    engine.engine.fault = parse_fault(fault)
+    done = call(still, "bench", "--url", engine.url, *QUICK, LLM_APPLIANCE_API_KEY="sk-x")
+    assert done.returncode in (1, 3) and "hint:" not in done.stderr
 
 
 def test_nobody_there(still: Stage) -> None:

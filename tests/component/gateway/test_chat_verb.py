@@ -65,6 +65,14 @@ def test_an_answer_comes_and_errors_are_explained(served: tuple[Gateway, str]) -
     assert not any("Traceback" in err for (_, err), _ in results)
 
 
+def test_the_key_may_come_from_a_file(served: tuple[Gateway, str], tmp_path: Path) -> None:
+    gateway, secret = served
+    file = tmp_path / "key"
+    file.write_text(f"{secret}\n")
+    asked = chat(gateway, "What is the capital of France?", "--key-file", str(file), key="sk-wrong")
+    assert "Paris" in asked.communicate(timeout=30)[0] and asked.returncode == 0
+
+
 def test_ctrl_c_ends_the_answer_and_the_engines_work(served: tuple[Gateway, str], engine: FakeEngine) -> None:
     gateway, secret = served
     engine.log.clear()

@@ -69,6 +69,8 @@ def test_examples_name_engines_and_replicas_as_they_are_called(verb: str) -> Non
         ("replay ", [FILES]),
         ("logs -n 3 e", ["embed"]),
         ("chat hello wor", []),
+        ("chat --key-file ", [FILES]),
+        ("bench --key-file ", [FILES]),
     ],
 )
 def test_candidates(words: str, expected: list[str], config: Path) -> None:
