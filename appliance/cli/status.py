@@ -36,10 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """A pause between two looks. Raises ValueError."""
-    value = float(text)
-    if not (math.isfinite(value) and SHORTEST_S <= value <= LONGEST_S):
-        raise ValueError(f"{text!r} is not between {SHORTEST_S:g} and {LONGEST_S:g} seconds")
+    """A pause between two looks. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not SHORTEST_S <= value <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, {SHORTEST_S:g} to {LONGEST_S:g}")
     return value
 
 

@@ -35,9 +35,10 @@ from .status import line
 def main(arguments: list[str]) -> int:
     """Run the gateway until it is told to stop."""
     parser = argparse.ArgumentParser(prog="llm-appliance gateway", description="Run the gateway in the foreground.")
-    parser.add_argument("--config", default=names.CONFIG_FILE, metavar="FILE")
+    text = "the configuration file (default %(default)s)"
+    parser.add_argument("--config", default=names.CONFIG_FILE, metavar="FILE", help=text)
     places = from_environment()
-    parser.add_argument("--run", default=places.run, metavar="DIRECTORY", help="live state (%(default)s)")
+    parser.add_argument("--run", default=places.run, metavar="DIRECTORY", help="live state (default %(default)s)")
     try:
         options = parser.parse_args(arguments)
     except SystemExit as exit_:

@@ -171,7 +171,7 @@ class _Hub:
             raise self._refused(error.code) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            raise self._silent(str(reason)) from error
+            raise self._silent(getattr(reason, "strerror", None) or str(reason)) from error
 
     def _take(self, response: http.client.HTTPResponse, count: int) -> bytes:
         taken = bytearray()

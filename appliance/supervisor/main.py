@@ -30,7 +30,8 @@ IDENTIFIER = "llm-supervisor"
 def main(arguments: list[str]) -> int:
     """Run until stopped; the exit status of the process."""
     parser = argparse.ArgumentParser(prog="llm-appliance supervisor", description="Keep the engines serving.")
-    parser.add_argument("--config", metavar="FILE", default=names.CONFIG_FILE, help="the configuration file")
+    text = "the configuration file (default %(default)s)"
+    parser.add_argument("--config", metavar="FILE", default=names.CONFIG_FILE, help=text)
     args = parser.parse_args(arguments)
     journal = Journal(IDENTIFIER)
     where = places.from_environment()

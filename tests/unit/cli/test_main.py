@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shlex
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.__main__ import main
 from appliance.cli import main as cli
 from appliance.cli.examples import EXAMPLES
 from appliance.errors import ConfigInvalid, Failed, Problem, Unreachable, UsageError
@@ -178,6 +180,8 @@ def test_options_before_and_after(
         (["--config"], "--config needs a file"),
         (["hold"], "ENGINE"),
         (["hold", "chat", "--force"], "--force"),
+        (["status", "--watch", "x"], "argument --watch: 'x' is not a number of seconds, 0.1 to 86400"),
+        (["top", "--interval", "nan"], "argument --interval: 'nan' is not a number of seconds, 0.1 to 86400"),
         (["--json", "hold", "chat"], "hold prints no JSON"),
     ],
 )
@@ -197,6 +201,13 @@ def test_a_configuration_that_was_named_must_be_there(
         assert cli.main([*words, "--config", str(file)]) == cli.main(["--config", str(file), *words]) == 2
         told = "".join(capfd.readouterr())
         assert told.count(f"{file}: ") >= 2 and ("no such file" in told) == (file != tmp_path)
+
+
+@pytest.mark.parametrize("name", cli.PROCESSES)
+def test_a_process_says_what_its_options_are(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) if name == "supervisor" else contextlib.nullcontext():
+        assert main([name, "--help"]) == 0
+    assert "--config FILE the configuration file (default /etc/" in " ".join(capfd.readouterr().out.split())
 
 
 def test_help_and_version(capfd: pytest.CaptureFixture[str]) -> None:

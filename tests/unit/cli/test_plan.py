@@ -239,6 +239,12 @@ def test_a_model_of_a_hub(machine: Path, model: Path, capsys: pytest.CaptureFixt
         assert (status, "has no model Qwen/None" in err) == (3, True)
 
 
+def test_a_hub_that_does_not_answer_is_told_in_words(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.write_text('[models]\nendpoint = "http://127.0.0.1:9"\n')
+    status, _, err = run(capsys, "--config", machine, "--model", "Qwen/Qwen3-14B", "--gpus", "L4")
+    assert (status, "127.0.0.1 cannot be reached (Connection refused)" in err) == (3, True)
+
+
 def test_what_is_not_known_is_said(machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = directory(tmp_path / "strange", {**DEEPSEEK_V2_LITE, "compress_ratios": [4]}, {"model.norm.weight": 8})
     status, out, _ = run(capsys, "--config", machine, "--model", strange, "--gpus", "H100")
