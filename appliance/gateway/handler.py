@@ -7,8 +7,9 @@ import json
 from urllib.parse import unquote
 
 from appliance import clock
-from appliance.config.model import Config
+from appliance.config.model import Config, Engine
 from appliance.errors import ApiError
+from appliance.names import is_builtin
 from appliance.wire import headers, openai
 from appliance.wire.openai import ROUTES, Shape
 from appliance.wire.requesthead import RequestHead
@@ -112,7 +113,12 @@ class Handler:
 
     def _models(self, principal: Principal) -> list[tuple[str, str]]:
         engines = self._host.config.engines if self._host.config else ()
-        return [(name, engine.model) for engine in engines for name in served_names(engine) if principal.may_use(name)]
+        return [(name, _root(engine)) for engine in engines for name in served_names(engine) if principal.may_use(name)]
+
+
+def _root(engine: Engine) -> str:
+    """The model behind a name; `builtin:` is of this machine, and says nothing of an engine elsewhere."""
+    return engine.served[0] if engine.remote and is_builtin(engine.model) else engine.model
 
 
 def _dump(value: object) -> bytes:
