@@ -150,8 +150,9 @@ class Gateway:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
+            words = (getattr(error, "strerror", None) or str(error)).lower()
             raise Unreachable(
-                f"the gateway at {self._place.host}:{self._place.port} does not answer: {error}",
+                f"the gateway at {self._place.host}:{self._place.port} does not answer: {words}",
                 hint="systemctl status llm-gateway",
             ) from None
         if response.status != 200:

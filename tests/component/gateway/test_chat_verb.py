@@ -92,4 +92,4 @@ def test_no_gateway_is_3(tmp_path: Path, served: tuple[Gateway, str]) -> None:
         file.write_text(gateway.config_file.read_text().replace(f":{gateway.port}", f":{free.getsockname()[1]}"))
         asked = chat(gateway, "hi", "--config", str(file), key=secret)
         _, err = asked.communicate(timeout=15)
-    assert asked.returncode == 3 and "does not answer" in err
+    assert asked.returncode == 3 and "does not answer: connection refused\n" in err
