@@ -260,7 +260,7 @@ class Control:
                     open_.append(instance)
             elif entry is not None and _is_lost(entry.view, record, daemon.observation):
                 bad[instance] = f"{entry.view.cause or state}: {entry.view.reason}"
-            elif state != "serving" or record.wanted:
+            elif state not in ("serving", "draining") or record.wanted:
                 open_.append(instance)
         if bad:
             raise Lost(bad)

@@ -117,6 +117,20 @@ def test_what_was_applied_is_no_edit_any_more(stage: Stage) -> None:
     assert stage.drift == []
 
 
+@pytest.mark.parametrize("op", ["restart", "apply"])
+def test_an_engine_that_gets_no_calls_settles_too(stage: Stage, op: str) -> None:
+    stage.ask("drain", engine="chat")
+    if op == "apply":
+        stage.write(CHAT + 'memory_max = "8GiB"\n' + EMBED)
+        order = Order(stage, "apply")
+    else:
+        order = Order(stage, "restart", engine="chat", wait=True)
+    stage.wait_started(2, "chat")
+    stage.serve("chat")
+    assert order.done() == {"done": True, "ok": True, "message": "chat: settled"}
+    assert stage.fleet("chat")["state"] == "draining"
+
+
 @pytest.mark.slow
 def test_resume_leaves_an_engine_that_runs_alone(stage: Stage) -> None:
     calls = stage.systemd.calls
