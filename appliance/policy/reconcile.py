@@ -207,7 +207,7 @@ def plan(situation: Situation) -> Plan:
             continue
         view, action = _one(situation, desired, starting)
         views[desired.instance] = replace(view, changed=situation.record(desired.instance).ladder.told)
-        if view.state == "draining":
+        if view.state == "draining" and situation.record(desired.instance).wanted:  # it is about to start
             starting.append(desired)
         if action is None or (situation.acted(desired.instance) and action.verb is not Verb.HOLD):
             continue

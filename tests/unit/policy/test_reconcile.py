@@ -232,6 +232,24 @@ def test_the_one_that_drains_goes_on_when_another_is_to_be_restarted_as_well() -
     assert (made.views["chat"].state, made.views["chat-2"].state) == ("serving", "draining")
 
 
+@pytest.mark.parametrize("gpus", ["", "GPU-1", ANY_GPU])
+@pytest.mark.parametrize(
+    ("seen", "record", "step"),
+    [
+        (Seen(UnitState.DOWN), Record(), "start"),
+        (Seen(UnitState.NET, "r1", end=DIED), DUE, "restart"),
+        (up(), Record(wanted="by the operator", over="r1"), "restart"),
+    ],
+)
+def test_an_engine_that_gets_no_calls_is_in_nobodys_way(gpus: str, seen: Seen, record: Record, step: str) -> None:
+    """It serves, for as long as an operator wants it to get none; a start on its GPU need not wait for that."""
+    desired = [engine("chat", gpus), engine("embed", gpus)]
+    records = {"chat": Record(drained="new fans"), "embed": record}
+    made = plan(situation(desired, {"chat": up(), "embed": seen}, records=records, draining={"chat": 9.0}))
+    assert made.views["chat"].state == "draining"
+    assert steps(made) == [(step, "embed")]
+
+
 @pytest.mark.parametrize("other", [Seen(UnitState.DOWN, "r1"), None])
 def test_without_another_replica_nothing_is_won_by_draining(other: Seen | None) -> None:
     seen = {"chat": up()} | ({"chat-2": other} if other is not None else {})
