@@ -19,8 +19,8 @@ from .changes import fleet_entries
 
 
 def serving() -> frozenset[str]:
-    """The engine instances that serve now, as far as the supervisor tells."""
-    return frozenset(name for name, entry in fleet_entries().items() if entry.get("state") == "serving")
+    """The engine instances that serve now, as far as the supervisor tells; one that is drained could."""
+    return frozenset(name for name, entry in fleet_entries().items() if entry.get("state") in ("serving", "draining"))
 
 
 def helps(lost: Collection[str], old: Config | None, served: Collection[str]) -> bool:

@@ -253,6 +253,24 @@ def test_a_new_engine_that_does_not_start_goes_again(stage: Stage) -> None:
 
 @needs_root
 @pytest.mark.slow
+def test_an_engine_that_was_drained_for_it_is_rolled_back_too(stage: Stage) -> None:
+    """It served, and gets no calls for the time of the change."""
+    assert call(stage, "apply").returncode == 0
+    assert call(stage, "drain", "chat").returncode == 0
+    stage.write(LARGER)
+    applying = Calling(stage, "apply")
+    stage.wait_started(2, "chat")
+    stage.die("chat", 78, "config-error", "no such flag")
+    stage.wait_started(3, "chat")
+    stage.serve("chat")
+    done = applying.result()
+    assert (done.returncode, "rolling back" in done.stdout) == (1, True)
+    assert stage.fleet("chat")["state"] == "draining"
+    assert "8GiB" not in (stage.config.parent / "last-good.toml").read_text()
+
+
+@needs_root
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["asked", "nothing better"])
 def test_a_rollback_that_is_not_wanted_or_does_not_help_is_none(stage: Stage, how: str) -> None:
     assert call(stage, "apply").returncode == 0
