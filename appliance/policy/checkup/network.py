@@ -13,7 +13,7 @@ from .check import ROOT_SEES, Said, good, listed, skipped, unknown, warning, wro
 
 MOST_LINGERING = 0.5  # of the ports that outgoing connections can take
 SHORT_FIRST_TOKEN, LONG_SILENCE = 60.0, 50.0  # a long prompt is read for longer; what the first proxies cut at
-_LOOPBACK, _ANY = ("127.", "::1"), ("0.0.0.0", "::")
+_LOOPBACK = ("127.", "::1")
 _PROXIES = ("nginx", "caddy", "haproxy", "traefik", "envoy", "apache2", "httpd", "cloudflared")
 
 
@@ -70,7 +70,10 @@ def _unknown_owner(address: str, facts: HostFacts) -> Said | None:
 
 
 def _meets(wanted: str, bound: str) -> bool:
-    return wanted == bound or bound in _ANY or wanted in _ANY or wanted == "localhost"
+    """Whether both cannot be listened on: `::` takes IPv4 too, `0.0.0.0` leaves IPv6 alone."""
+    if wanted == bound or wanted == "localhost" or "::" in (wanted, bound):
+        return True
+    return "0.0.0.0" in (wanted, bound) and (":" in wanted) == (":" in bound)
 
 
 def exposure(facts: HostFacts, config: Config) -> Iterable[Said]:

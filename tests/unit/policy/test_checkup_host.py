@@ -161,6 +161,7 @@ NOBODY = replace(PLAIN, fleet=Fleet())
         ("ports", listening(*HELD, applied=("0.0.0.0:8080", "127.0.0.1:8081"), answers=False), OK, ()),
         ("ports", listening(*HELD, applied=("127.0.0.1:8080", "127.0.0.1:8082")), FAIL,
          ("8081 is taken by systemd (pid 1)", "list-sockets", "change [gateway] admin_listen")),
+        ("ports", listening(replace(GATEWAY, host="::", ours=False, owner="go (pid 9)", pid=9), ADMIN), FAIL, ("go",)),
         ("ports", listening(GATEWAY, replace(ADMIN, user="eve"), applied=("127.0.0.1:8080",)), FAIL,
          ("8081 is taken by a program of user eve",)),
         ("exposure", PLAIN, OK, ()),
@@ -250,6 +251,18 @@ def test_users_with_the_number_of_a_person() -> None:
 def test_shared_memory_as_it_is_configured() -> None:
     expect("shm", PLAIN, FAIL, "160 MiB", config=Config(engines=(Engine(shm_size=1 << 20),)))
     expect("shm", PLAIN, WARN, "2 GPUs", config=Config(engines=(Engine(shm_size=512 << 20),)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bound", "verdict"),
+    [("0.0.0.0:8080", "10.1.2.3", FAIL), ("10.1.2.3:8080", "0.0.0.0", FAIL), ("0.0.0.0:8080", "::", FAIL),
+     ("[::]:8080", "127.0.0.1", FAIL), ("0.0.0.0:8080", "::1", OK), ("[::1]:8080", "0.0.0.0", OK),
+     ("10.1.2.3:8080", "10.1.2.4", OK)],
+)  # fmt: skip
+def test_who_stands_in_the_way_of_an_address(wanted: str, bound: str, verdict: Verdict) -> None:
+    other = replace(GATEWAY, host=bound, ours=False, owner="nginx (pid 9)", pid=9)
+    own = replace(GATEWAY, host=wanted.rpartition(":")[0].strip("[]"), ours=True)
+    expect("ports", listening(other, own, ADMIN), verdict, config=Config(gateway=Gateway(listen=(wanted,))))
 
 
 def test_an_admin_listener_that_is_open() -> None:
