@@ -29,6 +29,7 @@ def status(state: State) -> dict[str, object]:
     engines = state.engines
     now = clock.monotonic()
     engines.refresh(now, clock.wall())  # who gave an order asks for what became of it
+    state.quarantines.look(engines)
     groups = list(engines.groups.values())
     given, calls = tokens_given(state), _streams(state, now)
     engines.gpus.refresh()
