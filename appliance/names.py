@@ -80,6 +80,7 @@ LAUNCHER_STOPPED = 0  # asked to stop, and stopped
 LAUNCHER_ENGINE_DIED = 71  # it served, then died (whatever status vLLM gave)
 LAUNCHER_START_FAILED = 72  # it never served
 LAUNCHER_CONFIG = 78  # it will not get better by itself; RestartPreventExitStatus= names it
+ANOTHER_RUN = "another run has begun"  # a launcher, asked about one that is not its own
 
 INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 

@@ -8,9 +8,10 @@
     {"verb": "abort", "cause": "hang-collective", "reason": "...", "incident": "ID"}   ends vLLM, tells its last stacks
     {"verb": "again", "start": "ID"}   the run of that id is over and its launcher waits: the next one begins, at once
 
-and back `{"part": "stacks", "text": "..."}` lines, then `{"done": true, "ok": true, "message": ""}`. An abort without a
-cause is an end that was asked for. Everything happens in the launcher's own loop: nothing here waits, and every
-connection has an end.
+Each may name the run that it means (`"run"`): the launcher of another one refuses, since in a unit the next one
+begins where the one before has ended. Back come `{"part": "stacks", "text": "..."}` lines, then `{"done": true, "ok":
+true, "message": ""}`. An abort without a cause is an end that was asked for. Everything happens in the launcher's own
+loop: nothing here waits, and every connection has an end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance import clock
+from appliance import clock, names
 from appliance.host import peer
 from appliance.host.proc import Process
 from appliance.policy.causes import CAUSES
@@ -34,6 +35,7 @@ from .collectives import Status
 from .spies import Spies
 
 VERBS = ("stacks", "shm", "lines", "abort", "again")
+KEPT_LINES = 2000
 CONNECTIONS = 8
 REQUEST_LIMIT = 8192
 DEADLINE_S = 20.0  # of a connection; an abort's own limit is below it
@@ -155,17 +157,17 @@ class Desk:
     """Serves the socket from the launcher's poll loop; `main` gives vLLM's main process, `told` hears of an abort,
     `again` hears after which run the next one shall begin, and answers with what speaks against it.
 
-    `ordered` is the abort that was begun, None before.
+    `run` is its name to systemd, empty without. `ordered` is the abort that was begun, None before.
     """
 
-    def __init__(self, path: str, poll: select.poll, *, kept: int, spy: str, main: Callable[[], int],
+    def __init__(self, path: str, poll: select.poll, *, run: str, spy: str, main: Callable[[], int],
                  told: Callable[[Order, int], None], again: Callable[[str], str], nccl: tuple[str, int] | None = None,
                  shm: str = "/dev/shm") -> None:  # fmt: skip
         self._path, self._poll, self._spy, self._main, self._told, self._shm = path, poll, spy, main, told, shm
-        self._again, self._nccl = again, nccl
+        self._run, self._again, self._nccl = run, again, nccl
         self._listener: socket.socket | None = None
         self._connections: list[_Connection] = []
-        self._lines: deque[str] = deque(maxlen=kept)
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.ordered: Order | None = None
 
     def open(self) -> None:
@@ -280,8 +282,10 @@ class Desk:
             request = json.loads(line)
         except (ValueError, RecursionError):
             request = None
-        verb = request.get("verb") if isinstance(request, dict) else None
-        if verb == "shm":
+        verb, run = (request.get("verb"), request.get("run")) if isinstance(request, dict) else (None, None)
+        if run and self._run and run != self._run:
+            connection.end(False, names.ANOTHER_RUN)
+        elif verb == "shm":
             connection.add("shm", processes.shared_memory(self._shm))
             connection.end(True)
         elif verb == "lines":

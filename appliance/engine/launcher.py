@@ -46,7 +46,7 @@ from appliance.wire.vllmlog import (
 )
 
 from . import collectives, leftovers, tree
-from .evidence import Desk, Order
+from .evidence import KEPT_LINES, Desk, Order
 from .ready import Probe
 from .report import Report, prepare
 from .standby import Standby, Unfit
@@ -54,7 +54,6 @@ from .verdict import Ending, verdict_of
 from .wake import Wake
 from .word import Word
 
-KEPT_LINES = 2000
 LONGEST_LINE = 64 << 10  # the journal splits longer ones itself
 _DROPPED = ("NOTIFY_SOCKET", "JOURNAL_STREAM", "INVOCATION_ID", "PYTHONPATH", "PYTHONHOME")  # not vLLM's
 
@@ -109,7 +108,7 @@ class Launcher:
         self._desk = Desk(
             names.engine_evidence(report.identity.engine, report.identity.run),
             self._poll,
-            kept=KEPT_LINES,
+            run=names.run_name(report.identity.unit, report.identity.again),
             spy=os.path.join(os.path.dirname(plan.argv[0]), "py-spy"),
             main=lambda: self._pid,
             told=self._aborted,

@@ -47,6 +47,10 @@ class Missing(Exception):
     """A source has nothing; the message says why."""
 
 
+class Over(Missing):
+    """The run is over, and its engine is another one's by now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What the launcher told of its processes at an instant of the monotonic clock, by file."""
@@ -91,14 +95,16 @@ def sources(subject: Subject) -> dict[str, Source]:
 
 
 async def ask_launcher(subject: Subject, verb: str, deadline_s: float = LAUNCHER_S, **fields: str) -> Found:
-    """What the engine's launcher tells, by file. Raises Missing."""
+    """What the launcher of the run tells, by file. Raises Missing, and Over of it."""
     path = names.engine_evidence(subject.engine, subject.places.run)
     try:
-        parts, done = await asyncio.wait_for(_converse(path, {"verb": verb, **fields}), deadline_s)
+        parts, done = await asyncio.wait_for(_converse(path, {"verb": verb, "run": subject.run, **fields}), deadline_s)
     except asyncio.TimeoutError:
         raise Missing(f"the launcher did not answer within {deadline_s:.0f} s") from None
     except (OSError, ValueError) as error:
         raise Missing(f"the launcher does not answer: {error}") from error
+    if done.get("message") == names.ANOTHER_RUN:
+        raise Over(names.ANOTHER_RUN)
     if not done.get("ok"):
         raise Missing(f"the launcher: {done.get('message') or 'hung up'}")
     wording = {"lines": "lines.log"}
@@ -125,6 +131,8 @@ async def _processes(subject: Subject) -> Found:
     """What the launcher sees, with stacks; where it is silent, what the supervisor sees of the control group."""
     try:
         return await ask_launcher(subject, "stacks")
+    except Over:
+        raise
     except Missing as missing:
         found = proc.unit_processes(subject.group)
         if not isinstance(found, tuple) or not found:

@@ -20,9 +20,9 @@ def stage() -> Iterator[Stage]:
         yield made
 
 
-def serving(stage: Stage, script: str = "tp=2") -> dict[str, int]:
+def serving(stage: Stage, script: str = "tp=2", unit: str = "") -> dict[str, int]:
     stage.configure(script)
-    stage.start()
+    stage.start(unit=unit)
     stage.until("serving")
     return stage.pids()
 
@@ -138,6 +138,19 @@ def test_an_abort_tells_the_stack_of_each_process_also_of_stopped_ones(stage: St
     assert not any(alive(pid) for pid in pids.values())
     assert not (stage.directory / "launcher/evidence.sock").exists()
     assert "aborting 4 processes for their stacks: hang-collective: no byte for 94s" in stage.output
+
+
+@pytest.mark.parametrize("verb", ["stacks", "shm", "lines", "abort"])
+def test_a_question_about_another_run_gets_nothing_and_ends_nothing(stage: Stage, verb: str) -> None:
+    """The next run of a unit begins where the one before has ended."""
+    pids = serving(stage, unit="b")
+    for other in ("a", "b.1"):
+        assert ask(stage, {"verb": verb, "run": other}) == (
+            {}, {"done": True, "ok": False, "message": "another run has begun"},
+        )  # fmt: skip
+    assert all(alive(pid) for pid in pids.values()) and stage.read("state.json")["phase"] == "serving"
+    _, done = ask(stage, {"verb": verb, "run": "b"})
+    assert done["ok"]
 
 
 def test_an_abort_that_was_asked_for_is_no_death(stage: Stage) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from appliance import names
 from appliance.config import source
 from appliance.host.command import Silent, output_of
 from appliance.host.incidents import Store
 from appliance.host.journal import Journal
 from appliance.host.places import Places
+from appliance.supervisor import sources
 from appliance.supervisor.incident import Lost, ask_all, bounded, collect
 from appliance.supervisor.recorder import Recorder
 from appliance.supervisor.sources import Missing, Subject
@@ -66,6 +68,35 @@ def test_what_answers_is_kept_and_what_does_not_is_named(tmp_path: Path) -> None
         assert path.is_dir() or (SECRET not in path.read_text() and "Ada" not in path.read_text()), path
         assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640)
     assert json.loads((tmp_path / "incidents" / ABOUT.id / "timeline.jsonl").read_text())["src"] == "journal"
+
+
+def test_another_runs_answers(tmp_path: Path) -> None:
+    """A launcher that has begun the next run has no evidence of this one; the verdict has its lines."""
+
+    async def launcher(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = json.loads(await reader.readline())
+        part = "processes" if asked["verb"] == "stacks" else asked["verb"]
+        if asked["run"] == "new":
+            writer.write(json.dumps({"part": part, "text": "of the new run"}).encode() + b"\n")
+        writer.write(json.dumps({"done": True, "ok": asked["run"] == "new", "message": names.ANOTHER_RUN}).encode())
+        writer.close()
+
+    async def gather() -> None:
+        about = subject(tmp_path)
+        about = replace(about, run="old", group=Path("/proc/self/cgroup").read_text().rpartition(":")[2].strip())
+        path = Path(names.engine_evidence("chat", about.places.run))
+        path.parent.mkdir(parents=True)
+        server = await asyncio.start_unix_server(launcher, str(path))
+        verdict = Path(names.engine_verdict("chat", about.places.run))
+        verdict.write_text(json.dumps({"v": 1, "start": "x", "lines": ["what it died of"]}))
+        found = sources.sources(about)
+        assert await found["lines.log"]() == {"lines.log": "what it died of\n"}
+        for name in ("processes.txt", "shm.txt"):
+            with pytest.raises(Missing, match="another run has begun"):
+                await found[name]()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(gather(), 30))
 
 
 def test_sources_that_hang_or_break_cost_their_deadline_and_nothing_else() -> None:
