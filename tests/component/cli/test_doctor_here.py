@@ -33,7 +33,11 @@ def doctor(directory: Path, *words: str, config: str = "", **more: str) -> subpr
     )  # fmt: skip
 
 
-LOCAL = '[runtime]\nwheelhouse = "/srv"\n[[engine]]\nmodel = "/m"\n'
+# Ports that nobody has: a gateway of this machine's would answer.
+LOCAL = (
+    '[gateway]\nlisten = ["127.0.0.1:9"]\nadmin_listen = "127.0.0.1:7"\n'
+    '[runtime]\nwheelhouse = "/srv"\n[[engine]]\nmodel = "/m"\n'
+)
 
 
 def test_every_check_says_something_that_a_machine_can_read(tmp_path: Path) -> None:
