@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from appliance import clock, names
 from appliance.config import source
-from appliance.config.fleet import lora_names
+from appliance.config.fleet import served_names
 from appliance.config.model import PRIORITIES, KeyLimits
 from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
 from appliance.host import auditfiles, keystore
@@ -89,7 +89,7 @@ def _show(key: keystore.Key, secret: str, as_json: bool) -> int:
 def _warn_of_unserved(config_path: str, models: Sequence[str]) -> None:
     """A key for a model that is yet to come is no error, a misspelt one is found here and not by its user."""
     config = source.effective(config_path).config
-    served = {name for one in config.engines for name in (*one.served, *lora_names(one))} if config else set(models)
+    served = {name for one in config.engines for name in served_names(one)} if config else set(models)
     for model in models:
         if model not in served:
             output.note(f"warning: no engine serves {model!r}; the configuration has: {', '.join(sorted(served))}")

@@ -8,6 +8,7 @@ vLLM flags (or one of them elsewhere, by `remote`). Shares of one GPU add up to 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from appliance import names
@@ -29,20 +30,32 @@ LOCAL_ONLY = ("gpus", "shm_size", "memory_max", "priority", "startup_timeout", "
               "env", "vllm")  # fmt: skip
 
 
+def served_names(engine: Engine) -> tuple[str, ...]:
+    """All `model` strings of an engine: its own and its LoRA adapters'."""
+    return (*engine.served, *lora_names(engine))
+
+
 def lora_names(engine: Engine) -> tuple[str, ...]:
-    """Names of the adapters in `lora_modules`: served names too. What is no adapter is left to vLLM to refuse."""
+    """Names in `lora_modules`: a table, or a list of tables with `name`, of such as JSON, or of `NAME=PATH`. What is no
+    adapter is left to vLLM to refuse."""
     modules = engine.vllm.get("lora_modules")
-    found: list[str] = []
-    for module in modules if isinstance(modules, (list, tuple)) else ():
-        if isinstance(module, str) and module.lstrip().startswith("{"):
-            try:
-                module = json.loads(module)
-            except ValueError:
-                continue
-        name = module.get("name") if isinstance(module, dict) else str(module).partition("=")[0]
-        if isinstance(name, str) and name:
-            found.append(name)
-    return tuple(found)
+    if isinstance(modules, Mapping):
+        modules = [modules] if isinstance(modules.get("name"), str) else [{"name": name} for name in modules]
+    listed = [modules] if isinstance(modules, str) else modules if isinstance(modules, (list, tuple)) else []
+    adapters = [_adapter(module) if isinstance(module, str) else module for module in listed]
+    found = [adapter.get("name") for adapter in adapters if isinstance(adapter, Mapping)]
+    return tuple(name for name in found if isinstance(name, str) and name)
+
+
+def _adapter(text: str) -> object:
+    """The table that vLLM makes of an adapter's text."""
+    if not text.lstrip().startswith("{"):
+        name, mark, _ = text.partition("=")
+        return {"name": name} if mark else None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def laws(config: Config, say: Say) -> None:
@@ -83,7 +96,7 @@ def _served(config: Config, say: Say) -> None:
     for index, engine in enumerate(config.engines):
         own: set[str] = set()
         strangers: list[tuple[str, Engine]] = []
-        for name in (*engine.served, *lora_names(engine)):
+        for name in served_names(engine):
             if name in own:
                 say(("engine", index, _key(engine, name)), f'"{name}" is served twice by this engine',
                     "write each name once")  # fmt: skip
@@ -165,7 +178,7 @@ def _sizes(engine: Engine, index: int, say: Say) -> None:
     elif isinstance(share, (int, float)) and share > 0.95:
         say((*flags, "gpu_memory_utilization"), f"{share:g} leaves too little for CUDA itself: out-of-memory errors "
             "are likely", "at most 0.95", "warning")  # fmt: skip
-    if lora_names(engine) and engine.vllm.get("enable_lora") is not True:
+    if engine.vllm.get("lora_modules") and engine.vllm.get("enable_lora") is not True:
         say((*flags, "lora_modules"), "adapters load only with enable_lora", "add enable_lora = true", "warning")
     longest = engine.vllm.get("max_model_len")
     if isinstance(longest, int) and longest < engine.min_model_len:

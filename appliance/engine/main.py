@@ -80,8 +80,8 @@ def main(arguments: list[str], limits: Limits | None = None, standby: StandbyOf 
 
 def _report(start: Prepared, given: argparse.Namespace, again: int) -> Report:
     os.makedirs(names.engine_directory(given.name, given.run), mode=0o750, exist_ok=True)
-    served = (*start.engine.served, *fleet.lora_names(start.engine))
     unit = os.environ.get("INVOCATION_ID", "")
+    served = fleet.served_names(start.engine)
     identity = Identity(given.name, os.urandom(8).hex(), start.engine.model, served, given.run, unit, again)
     return Report(identity, start.start)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from appliance import clock, names
+from appliance.config.fleet import served_names
 from appliance.config.model import Auto, Config, Engine
 from appliance.errors import ApiError
 from appliance.host.files import read_json
@@ -350,27 +351,6 @@ class Engines:
         """End all idle connections."""
         for replica in self.replicas():
             replica.pool.close()
-
-
-def served_names(engine: Engine) -> tuple[str, ...]:
-    """All `model` strings of an engine: its own and its LoRA adapters'."""
-    return (*engine.served, *lora_names(engine.vllm.get("lora_modules")))
-
-
-def lora_names(modules: object) -> tuple[str, ...]:
-    """Names in vLLM's `lora_modules`: a table, a list of tables with `name`, or of `NAME=PATH`."""
-    if isinstance(modules, Mapping):
-        if isinstance(modules.get("name"), str):
-            return (str(modules["name"]),)
-        return tuple(str(name) for name in modules)
-    entries = [modules] if isinstance(modules, str) else modules if isinstance(modules, (list, tuple)) else []
-    found: list[str] = []
-    for entry in entries:
-        if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
-            found.append(str(entry["name"]))
-        elif isinstance(entry, str) and "=" in entry:
-            found.append(entry.partition("=")[0])
-    return tuple(found)
 
 
 def _read_key(path: str) -> str:

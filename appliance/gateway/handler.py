@@ -7,6 +7,7 @@ import json
 from urllib.parse import unquote
 
 from appliance import clock
+from appliance.config.fleet import served_names
 from appliance.config.model import Config, Engine
 from appliance.errors import ApiError
 from appliance.names import is_builtin
@@ -20,7 +21,6 @@ from .bodies import Bodies, Share
 from .clients import cors_fields, is_preflight
 from .connection import ClientConnection
 from .deliveryprobe import DeliveryProbes
-from .engines import served_names
 from .faults import place
 from .relayed import FAILED, Host, RelayedRequest, invalid_config, only
 from .requestid import new_request_id

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from appliance import __version__, clock
+from appliance.config.fleet import served_names
 from appliance.config.model import UNLIMITED
 from appliance.errors import Problem
 from appliance.policy.availability import serves
@@ -15,7 +16,7 @@ from appliance.wire import gpustate
 
 from .allowances import prompt_tokens
 from .app_state import State
-from .engines import Group, Replica, number_of, served_names, text_of
+from .engines import Group, Replica, number_of, text_of
 from .throughput import LONG, SHORT, Running, running_events
 
 VERSION = 1

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config.fleet import lora_names, served_names
 from appliance.config.model import Config, Engine
 from appliance.errors import ApiError
 from appliance.gateway.clients import is_trusted
-from appliance.gateway.engines import Engines, Group, StateFile, lora_names, served_names
+from appliance.gateway.engines import Engines, Group, StateFile
 from appliance.gateway.listeners import parse_address
 from appliance.gateway.upstream import Target, remote_target
 from appliance.host.files import replace_json
@@ -53,11 +54,13 @@ def test_the_context_is_the_shortest_that_a_replica_was_started_with(
 @pytest.mark.parametrize(
     ("modules", "names"),
     [(None, ()), ("a=/x", ("a",)), (["a=/x", "b=/y"], ("a", "b")), ([{"name": "a", "path": "/x"}], ("a",)),
-     ({"a": "/x", "b": "/y"}, ("a", "b")), ({"name": "a", "path": "/x"}, ("a",)), (3, ()), (["nonsense"], ())],
+     ({"a": "/x", "b": "/y"}, ("a", "b")), ({"name": "a", "path": "/x"}, ("a",)), (3, ()), (["nonsense"], ()),
+     (['{"name": "a", "path": "/x"}', '{"name"', "{}"], ("a",))],
 )  # fmt: skip
 def test_adapters_are_served_names(modules: object, names: tuple[str, ...]) -> None:
-    assert lora_names(modules) == names
-    assert served_names(Engine(model="org/m", vllm={"lora_modules": modules})) == ("m", *names)
+    engine = Engine(model="org/m", vllm={"lora_modules": modules})
+    assert lora_names(engine) == names
+    assert served_names(engine) == ("m", *names)
 
 
 @pytest.mark.parametrize(
