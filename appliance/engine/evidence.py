@@ -28,6 +28,7 @@ from appliance import clock, names
 from appliance.host import peer
 from appliance.host.proc import Process
 from appliance.policy.causes import CAUSES
+from appliance.wire.vllmlog import KEPT_LINES
 
 from . import processes, tree
 from .abort import LOOK_S, Abort
@@ -35,7 +36,6 @@ from .collectives import Status
 from .spies import Spies
 
 VERBS = ("stacks", "shm", "lines", "abort", "again")
-KEPT_LINES = 2000
 CONNECTIONS = 8
 REQUEST_LIMIT = 8192
 DEADLINE_S = 20.0  # of a connection; an abort's own limit is below it

@@ -34,6 +34,7 @@ from appliance.wire.vllmargs import SHUTDOWN_S, LaunchPlan
 from appliance.wire.vllmcauses import Cause
 from appliance.wire.vllmfigures import figures
 from appliance.wire.vllmlog import (
+    KEPT_LINES,
     Line,
     Progress,
     Reader,
@@ -46,7 +47,7 @@ from appliance.wire.vllmlog import (
 )
 
 from . import collectives, leftovers, tree
-from .evidence import KEPT_LINES, Desk, Order
+from .evidence import Desk, Order
 from .ready import Probe
 from .report import Report, prepare
 from .standby import Standby, Unfit

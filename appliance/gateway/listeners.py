@@ -25,7 +25,7 @@ from .tasks import Tasks
 BACKLOG = 4096
 BATCH = 128  # connections accepted before other work gets its turn
 # Seconds in which TLS must have ended a connection, what is unsent included: as good as none. A client may be slow, and
-# who has all and does not say its last word is ended by `ClientServer.end_unread`.
+# who has all and does not say its last word is ended by its `Outlet`, or by `ClientServer.end_unread`.
 TLS_END = 86400.0
 PAUSE = 0.1  # seconds to stop accepting when descriptors have run out
 

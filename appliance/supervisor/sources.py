@@ -25,6 +25,7 @@ from appliance.policy.incidents import FILE_BYTES
 from appliance.quantity import format_duration
 from appliance.wire import pyspy
 from appliance.wire.redact import Redactor
+from appliance.wire.vllmlog import KEPT_LINES
 
 ANSWER_S = 3.0  # of HTTP: metrics, ledger
 LAUNCHER_S = 8.0  # its py-spies have 5
@@ -32,7 +33,6 @@ ABORT_S = 12.0  # an abort ends itself after 8
 JOURNAL_S = 8.0
 DRIVER_S = 10.0  # nvidia-smi asks each GPU; it is quick or it hangs
 LOG_BYTES = FILE_BYTES
-KEPT_LINES = 2000
 STACKS = "stacks.txt"
 # Never with -b or -k, which ask for the boot id that the sandbox shows: `boot_id` tells more.
 JOURNAL = ("journalctl", "--no-pager", "-q", "-o", "short-iso-precise")

@@ -19,7 +19,6 @@ from .vllmcauses import cause_of
 from .vllmsignatures import SIGNATURES
 from .xid import Repeats
 
-KEPT_LINES = 2000  # of a run; the launcher keeps as many
 READY = "Application startup complete"
 TOLD_TO_STOP = "[shutdown] API server: shutdown triggered"  # by a signal; an engine that dies does not say it
 BANNER = "non-default args: "
@@ -39,7 +38,7 @@ class Reader:
     def __init__(self, unit: str = "") -> None:
         self._unit = unit
         self._log = vllmlog.Reader()
-        self._lines: deque[vllmlog.Line] = deque(maxlen=KEPT_LINES)
+        self._lines: deque[vllmlog.Line] = deque(maxlen=vllmlog.KEPT_LINES)
         self._repeats = Repeats()
         self._last = ""
         self._said = ("", "")

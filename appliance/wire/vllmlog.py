@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 CRIT, ERR, WARNING, NOTICE, INFO, DEBUG = 2, 3, 4, 5, 6, 7  # syslog(3)
+KEPT_LINES = 2000  # of a run's output, by each who remembers it
 PHASES: Final = ("starting", "loading", "compiling", "warming", "serving", "stopping", "exited")
 
 

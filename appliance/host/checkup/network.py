@@ -26,7 +26,7 @@ def sockets(applied: tuple[str, ...] = (), gateway: Maybe[int] = UNKNOWN, proc: 
     users = {uid: user_name(uid) for uid in {entry.uid for entry in entries}}
     owned = ports.owners((entry.inode for entry in entries), proc) if entries else {}
     ours = frozenset[int]() if gateway is UNKNOWN else ports.held(gateway, proc)
-    found = Sockets(applied=applied)
+    found = []
     for entry in entries:
         one = Listening(host=entry.host, port=entry.port, user=users[entry.uid])
         who = owned.get(entry.inode)
@@ -34,13 +34,14 @@ def sockets(applied: tuple[str, ...] = (), gateway: Maybe[int] = UNKNOWN, proc: 
             one = replace(one, owner=f"{who[1]} (pid {who[0]})", pid=who[0])
         if gateway is not UNKNOWN and (entry.inode in ours or one.pid not in (1, UNKNOWN)):
             one = replace(one, ours=entry.inode in ours)
-        found = replace(found, listening=(*found.listening, one))
+        found.append(one)
+    told = Sockets(listening=tuple(found), applied=applied)
     try:
         first, last = map(int, Path(proc, "sys/net/ipv4/ip_local_port_range").read_text().split())
         lingering = procnet.time_wait(Path(proc, "net/sockstat").read_text())
     except (OSError, ValueError):
-        return found
-    return replace(found, time_wait=lingering, first=first, last=last)
+        return told
+    return replace(told, time_wait=lingering, first=first, last=last)
 
 
 async def reached(url: str, purpose: str, network: Network) -> Reached:

@@ -207,13 +207,18 @@ def test_a_unit_stopped_by_hand_stays_down(stage: Stage) -> None:
     stage.serving()
 
 
-def test_observe_touches_nothing(stage: Stage) -> None:
+def _observed(stage: Stage) -> None:
+    """An engine that serves and is only watched: somebody else has started it."""
     stage.write(CHAT, SETTINGS.replace("[supervisor]", '[supervisor]\nmode = "observe"'))
     stage.start()
     stage.wait(lambda: "observe" in stage.fleet().get("next", ""), "what would be done is told")
     stage.systemd.start(unit())
     stage.serve()
     stage.wait_state("serving")
+
+
+def test_observe_touches_nothing(stage: Stage) -> None:
+    _observed(stage)
     refused = stage.ask("restart", engine="chat", evidence=True)[-1]
     assert not refused["ok"] and "observe" in refused["message"]
     stage.die(status=78, cause="config-error", message="bad flag")
@@ -225,12 +230,7 @@ def test_observe_touches_nothing(stage: Stage) -> None:
 @pytest.mark.parametrize("then", ["an order", "a crash"])
 def test_a_hold_that_was_not_carried_out_is_not_carried_out_later(stage: Stage, then: str) -> None:
     """An observer, or a supervisor that ended in between, leaves the engine to systemd's net or to an operator."""
-    stage.write(CHAT, SETTINGS.replace("[supervisor]", '[supervisor]\nmode = "observe"'))
-    stage.start()
-    stage.wait(lambda: "observe" in stage.fleet().get("next", ""), "it waits for somebody to start it")
-    stage.systemd.start(unit())
-    stage.serve()
-    stage.wait_state("serving")
+    _observed(stage)
     stage.die(cause="config-error", message="bad flag")
     stage.wait_state("failed")
     stage.systemd.start(unit())
