@@ -40,7 +40,7 @@ from .sockets import PUBLIC, Servers, Sockets
 from .status import line, silences, tokens_given
 from .successor import Successor, left_behind
 from .tasks import Tasks, until
-from .throughput import TokenCounts, running_events
+from .throughput import TokenCounts, last_heard, running_events
 
 POLL = 0.5  # seconds between two looks at keys, state files and waiting calls
 PROBE = 2.0  # seconds between two looks at a remote engine
@@ -150,7 +150,7 @@ class App:
             raise Failed(f"the certificate {self.settings.tls_certificate} cannot be used", hint=check)
         if heir is not None and self.effective.errors:
             raise Failed(f"the configuration is invalid: {self.effective.errors[0]}", hint=check)
-        await probe(self.engines.replicas(), self.settings.timeouts.connect)
+        await self._look_at_remotes()
         passed, expected = notify.listen_fds(), list[int]()
         self.sockets.kept = bool(passed.get(PUBLIC))
         if heir is not None:
@@ -382,10 +382,13 @@ class App:
                 if not self.draining:
                     notify.status(line(self))
 
+    async def _look_at_remotes(self) -> None:
+        await probe(self.engines.replicas(), self.settings.timeouts.connect, lambda: last_heard(self.exchanges))
+
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(PROBE)
-            await probe(self.engines.replicas(), self.settings.timeouts.connect)
+            await self._look_at_remotes()
 
     async def _watchdog(self) -> None:
         """Feed systemd's watchdog, as long as the process serves: a loop that is stuck feeds nothing."""

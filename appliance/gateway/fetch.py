@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from appliance import clock
 from appliance.wire.chunked import ChunkDecoder, FramingError
@@ -79,15 +79,22 @@ async def get(replica: Replica, path: str, deadline: float) -> tuple[int, bytes]
         connection.release(keep=False)
 
 
-async def probe(replicas: Iterable[Replica], connect: float) -> None:
-    """Ask every remote engine for its health; a local one tells by its state file. `connect`: what a call allows."""
+async def probe(replicas: Iterable[Replica], connect: float, heard: Callable[[], Mapping[str, float]]) -> None:
+    """Ask every remote engine for its health; a local one tells by its state file. `connect`: what a call allows;
+    `heard`: when each replica's calls in flight last brought bytes, since one that is late and writes is there.
+    """
     deadline = min(connect, PROBE_DEADLINE)
 
     async def one(replica: Replica) -> None:
+        began = clock.monotonic()
         try:
             code, _ = await get(replica, "/health", deadline)
         except ConnectFailed as error:
-            replica.failed(clock.monotonic(), late=isinstance(error, Late))
+            late = isinstance(error, Late)
+            if late and max(heard().get(replica.name, 0.0), replica.last_byte_at or 0.0) > began:
+                replica.worked()
+            else:
+                replica.failed(clock.monotonic(), late=late)
             return
         if code < 500:
             replica.worked()

@@ -60,6 +60,15 @@ def running_events(exchanges: Iterable[Exchange]) -> Counter[str]:
     return events
 
 
+def last_heard(exchanges: Iterable[Exchange]) -> dict[str, float]:
+    """When the calls in flight last brought bytes, by replica; monotonic."""
+    heard: dict[str, float] = {}
+    for exchange in exchanges:
+        if exchange.relay is not None and exchange.replica is not None and (at := exchange.relay.heard_at) is not None:
+            heard[exchange.replica.name] = max(at, heard.get(exchange.replica.name, at))
+    return heard
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A streamed call in flight: seconds from its admission to its first token, and how long ago that came.

@@ -80,6 +80,8 @@ def unavailable(model: str, seens: Sequence[Seen], runtime: RuntimeSeen, now: fl
     wait = float(round(min(max(wait, 1.0), LONGEST_WAIT)))
     if seen.state == "draining" and seen.phase == "serving":
         return Unavailable("engine_restarting", f"the engine for {model} takes no new calls: {seen.reason}", wait)
+    if seen.remote:  # whatever it is about, it was there and will be again
+        return Unavailable("engine_restarting", f"the engine for {model} does not answer", wait)
     if _restarts(seen):
         detail = seen.reason or PHASES.get(seen.phase, "it is being restarted")
         return Unavailable("engine_restarting", f"the engine for {model} restarts: {detail}", wait)
@@ -87,11 +89,7 @@ def unavailable(model: str, seens: Sequence[Seen], runtime: RuntimeSeen, now: fl
 
 
 def _restarts(seen: Seen) -> bool:
-    return (
-        seen.state in ("restarting", "failed")
-        or seen.remote  # whatever it is about, it was there and will be again
-        or (not seen.remote and seen.phase in ("serving", "stopping", "exited"))
-    )
+    return seen.state in ("restarting", "failed") or seen.phase in ("serving", "stopping", "exited")
 
 
 def _runtime_works(seen: Seen, runtime: RuntimeSeen) -> bool:

@@ -19,7 +19,7 @@ from tests.component.gateway.test_life import Activated
 from tests.support.gatewayprocess import ROOT, FakeEngine, Gateway, config, remote
 from tests.support.waiting import wait_until
 
-MOST = 100_000  # tokens of an answer that the key may ask for
+MOST = 1_000  # tokens of an answer that the key may ask for
 
 
 @pytest.fixture(scope="module")

@@ -76,14 +76,18 @@ def test_an_error_event_before_any_token_keeps_its_status(gateway: Gateway) -> N
 
 
 @pytest.mark.slow
-def test_a_remote_engine_that_is_late_once_is_busy_and_twice_away(start: Start) -> None:
+def test_a_remote_engine_that_is_late_twice_is_away_and_busy_while_it_writes(start: Start) -> None:
     engine = FakeEngine()
     gateway = start(config(remote(engine.url), gateway=QUICK))
     try:
         engine.engine.fault = {"late": 30.0}
         before = engine.engine.probed
-        wait_until(lambda: gateway.request("POST", CHAT, chat()).status == 503, 30, "it counts as away", 0.02)
-        assert engine.engine.probed - before >= 2
+        with gateway.open("POST", CHAT, fault("gap=0.1,tokens=5000", stream=True)):
+            wait_until(lambda: engine.engine.probed - before > 3, 30, "three looks have ended", 0.02)
+            assert gateway.serves("default")
+        wait_until(lambda: not gateway.serves("default"), 30, "it counts as away", 0.02)
+        answer = gateway.request("POST", CHAT, chat())
+        assert answer.status == 503 and "does not answer" in answer.json["error"]["message"]
         engine.engine.fault = {}
         wait_until(lambda: gateway.request("POST", CHAT, chat()).status == 200, 30, "it serves again", 0.05)
     finally:

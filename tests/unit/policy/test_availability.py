@@ -44,7 +44,7 @@ def test_who_serves(seen: Seen, expected: bool) -> None:
         ([Seen(replica="a", phase="exited", load_s=25, not_before=NOW + 10)], NO_RUNTIME, "engine_restarting", "", 35),
         ([Seen(replica="a", phase="serving")], NO_RUNTIME, "engine_restarting", "restarts", 10),
         ([Seen(replica="a", state="restarting", reason="GPU lost")], NO_RUNTIME, "engine_restarting", "GPU lost", 10),
-        ([Seen(replica="a", remote=True, reachable=False)], NO_RUNTIME, "engine_restarting", "", 10),
+        ([Seen(replica="a", remote=True, reachable=False)], NO_RUNTIME, "engine_restarting", "does not answer", 10),
         ([Seen(replica="a", state="held", reason="by you")], NO_RUNTIME, "engine_held", "by you", 300),
         ([Seen(replica="a", state="held"), Seen(replica="b", phase="loading", load_s=5, started=NOW)], NO_RUNTIME,
          "engine_starting", "weights", 5),
