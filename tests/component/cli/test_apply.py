@@ -63,6 +63,7 @@ def test_a_broken_edit_changes_nothing_and_is_explained(stage: Stage) -> None:
     assert not (stage.config.parent / "last-good.toml").exists()
 
 
+@pytest.mark.slow
 @needs_root
 def test_apply_tells_of_an_engine_that_does_not_come_back(stage: Stage) -> None:
     stage.write(CHAT + 'memory_max = "8GiB"\n' + EMBED)
@@ -86,6 +87,7 @@ def test_a_changed_address_restarts_sockets_and_gateway_and_says_so(stage: Stage
     assert [verb for verb, *units in stage.systemd.calls if units == gateway] == ["stop", "start"]
 
 
+@pytest.mark.slow
 @needs_root
 def test_an_address_of_another_program_is_refused_before_anything_is_stopped(stage: Stage) -> None:
     assert call(stage, "apply").returncode == 0
@@ -104,6 +106,7 @@ def test_an_address_of_another_program_is_refused_before_anything_is_stopped(sta
         assert call(stage, "apply", "--dry-run").returncode == 0
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_missing_model_is_fetched_first(still: Stage) -> None:
     """A run that began before the edit is waited for, then there is another one."""
@@ -226,6 +229,7 @@ def test_a_gateway_that_does_not_come_is_no_success(stage: Stage) -> None:
     assert "the gateway did not take the configuration over" in done.stderr
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_gateway_reads_the_file_also_where_no_setting_differs(stage: Stage) -> None:
     """It may run with the last good configuration, and say so, since a boot with a broken file or a rollback."""
@@ -309,6 +313,7 @@ def test_an_edit_while_a_model_is_fetched_is_not_applied_unseen(still: Stage) ->
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_plan_for_programs_and_the_text_of_units(stage: Stage) -> None:
     assert call(stage, "apply").returncode == 0

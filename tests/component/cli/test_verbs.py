@@ -19,6 +19,7 @@ from tests.support.toldstatus import Gateway, replica, told
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hold_resume_restart(stage: Stage) -> None:
     held = call(stage, "hold", "chat", "--reason", "new fans")
     assert (held.returncode, held.stdout.splitlines()[-1]) == (0, "chat: stopped")

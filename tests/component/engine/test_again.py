@@ -105,6 +105,7 @@ def test_what_needs_another_unit_is_not_started_in_this_one(stage: Stage, what: 
     assert stage.ended() == 71
 
 
+@pytest.mark.slow
 def test_it_does_not_wait_for_what_cannot_come(stage: Stage) -> None:
     """Nothing to go on with; an end that was ordered; a start that failed."""
     stage.configure()

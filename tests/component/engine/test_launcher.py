@@ -99,6 +99,7 @@ def test_a_start_on_gpus_is_planned_beside_what_vllm_says(stage: Stage) -> None:
     stop(stage)
 
 
+@pytest.mark.slow
 def test_a_rung_changes_the_start_that_it_was_made_for(stage: Stage) -> None:
     stage.configure(vllm="max_num_seqs = 64")
     stage.start()
@@ -116,6 +117,7 @@ def test_a_rung_changes_the_start_that_it_was_made_for(stage: Stage) -> None:
         stop(stage)
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_the_runtime_s_own_and_moved_away_where_a_rung_says_so(stage: Stage) -> None:
     runtime, compiled = stage.home / "runtime", stage.home / "cache/chat/compiled"
     old, new = (compilecaches.key(name, (), "builtin:smollm2-135m") for name in ("0.32.0-cpu", "0.33.0-cpu"))

@@ -125,6 +125,7 @@ def _resident(pid: int) -> int:
     return int(fields[1]) * 4096
 
 
+@pytest.mark.slow
 def test_slow_readers_hold_the_engine_back_and_not_in_memory(roomy: Gateway, engine: FakeEngine) -> None:
     before = _resident(roomy.process.pid)
     connections = []

@@ -157,6 +157,7 @@ def test_the_new_process_alone_counts(begin: Begin, engine: FakeEngine, tmp_path
     wait_until(lambda: kept.exists() and len(json.loads(kept.read_text())["keys"]) == 2, 10, "what both used", 0.05)
 
 
+@pytest.mark.slow
 def test_a_connection_from_before_brings_one_more_call(begin: Begin, engine: FakeEngine, tmp_path: Path) -> None:
     """The old process answers it, the new one counts it; then the connection ends, announced."""
     gateway = begin()

@@ -54,6 +54,7 @@ def nothing_is_held(gateway: Gateway) -> bool:
     return bool(gateway.idle() and status["keys"]["running"] == status["keys"]["reserved_tokens"] == 0)
 
 
+@pytest.mark.slow
 def test_a_minutes_requests_and_the_sdk_that_waits_for_the_next(limited: Gateway, keys: Make) -> None:
     import openai
 
@@ -184,6 +185,7 @@ def test_an_answer_that_takes_longer_than_its_key_may(limited: Gateway, keys: Ma
     wait_until(lambda: used() == prompts + events, 5, "what was used", 0.05)
 
 
+@pytest.mark.slow
 def test_the_days_tokens_outlive_a_restart_and_the_sdk_gives_up(
     limited: Gateway, keys: Make, engine: FakeEngine
 ) -> None:

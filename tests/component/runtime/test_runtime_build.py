@@ -114,6 +114,7 @@ def test_a_complete_wheelhouse_needs_no_network_and_the_second_start_does_nothin
     assert (current / ".complete").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_cuda_runtime_takes_the_same_path_also_before_the_driver_is_there(bench: Bench) -> None:
     write_locks(bench.root / "locks", cuda_wheels(bench.root / "house"), python=MINOR, device="cuda")
     bench.configure(local(bench).replace('"cpu"', '"cuda"'))
@@ -152,6 +153,7 @@ def test_a_new_lock_is_built_beside_and_switched_to(bench: Bench) -> None:
     assert (bench.runtimes / "0.32.0-cpu/.complete").exists()
 
 
+@pytest.mark.slow
 def test_kernels_that_vllm_does_not_find_for_this_processor_are_told(bench: Bench) -> None:
     without = "import types\ncurrent_platform = types.SimpleNamespace(import_kernels=lambda: None)\n"
     vllm = VLLM | {"vllm/platforms/__init__.py": without}
@@ -316,6 +318,7 @@ def test_models_of_a_hub(bench: Bench) -> None:
     assert "t0ken" not in log
 
 
+@pytest.mark.slow
 def test_what_an_engine_needs_beside_its_model(bench: Bench) -> None:
     """A revision, a tokenizer without the weights of its repository, and an adapter."""
     (bench.root / "token").write_text("t0ken\n")
@@ -349,6 +352,7 @@ def test_models_of_modelscope(bench: Bench) -> None:
     assert "ModelScope has no model org/missing" in bench.build(status=78)[0]["message"]
 
 
+@pytest.mark.slow
 def test_a_file_that_came_damaged_is_fetched_once_more(bench: Bench) -> None:
     (bench.root / "token").write_text("t0ken\n")
     hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
@@ -362,6 +366,7 @@ def test_a_file_that_came_damaged_is_fetched_once_more(bench: Bench) -> None:
     assert not (bench.state / "models/huggingface/org/damaged-always/.complete").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_the_disk_has_no_room_for_is_not_begun(bench: Bench) -> None:
     (bench.root / "token").write_text("t0ken\n")
     hub = f'[models]\ntoken_file = "{bench.root}/token"\n'

@@ -74,6 +74,7 @@ def current(machine: Machine) -> str:
     return os.readlink(machine.root / "state/runtimes/current")
 
 
+@pytest.mark.slow
 def test_use_rollback_and_prune(machine: Machine) -> None:
     assert machine.run("runtime", "list")[:2] == (0, "")
     for name in ("0.30.0-cpu", "0.31.0-cpu", "0.32.0-cpu"):

@@ -42,6 +42,7 @@ def again(stage: LiveStage, count: int) -> None:
     stage.wait_state("serving")
 
 
+@pytest.mark.slow
 def test_a_crash_is_judged_as_ever_and_mended_in_place(stage: LiveStage) -> None:
     serving(stage)
     first, run = state(stage), stage.systemd.get(unit())["InvocationID"]

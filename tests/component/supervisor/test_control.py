@@ -117,6 +117,7 @@ def test_what_was_applied_is_no_edit_any_more(stage: Stage) -> None:
     assert stage.drift == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["restart", "apply"])
 def test_an_engine_that_gets_no_calls_settles_too(stage: Stage, op: str) -> None:
     stage.ask("drain", engine="chat")
@@ -142,6 +143,7 @@ def test_resume_leaves_an_engine_that_runs_alone(stage: Stage) -> None:
     assert stage.systemd.calls == calls
 
 
+@pytest.mark.slow
 def test_restart_tells_of_a_death(stage: Stage) -> None:
     order = Order(stage, "restart", engine="chat", wait=True)
     stage.wait_started(2)
@@ -151,6 +153,7 @@ def test_restart_tells_of_a_death(stage: Stage) -> None:
     assert "bad flag" in done["message"]
 
 
+@pytest.mark.slow
 def test_a_caller_that_leaves_changes_nothing(stage: Stage) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(stage.run / "supervisor/control.sock"))
@@ -205,6 +208,7 @@ def test_apply_survives_the_supervisor(stage: Stage) -> None:
     assert (stage.starts("chat"), stage.starts("embed")) == (before + 1, 1)
 
 
+@pytest.mark.slow
 def test_an_engine_name_stands_for_its_replicas(tmp_path: Path) -> None:
     with staged(tmp_path, CHAT + "replicas = 2\n") as stage:
         stage.start()

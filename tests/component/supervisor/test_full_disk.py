@@ -67,6 +67,7 @@ def test_a_death_that_cannot_be_put_on_disk_is_left_to_the_net_and_told_once(sta
     assert [death["cause"] for death in stage.ledger("chat")["deaths"]] == ["cuda-fault"]
 
 
+@pytest.mark.slow
 def test_what_is_decided_by_nothing_new_goes_on(stage: Stage, disk: Full) -> None:
     """A load time that cannot be kept holds up nobody: an engine that ends by hand, serves again, is shown so."""
     serve_both(stage)

@@ -16,6 +16,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
+@pytest.mark.slow
 def test_killed_between_the_death_and_the_restart(stage: Stage) -> None:
     stage.write(CHAT, SETTINGS.replace('"50ms"', '"3s"'))
     stage.start()
@@ -31,6 +32,7 @@ def test_killed_between_the_death_and_the_restart(stage: Stage) -> None:
     assert stage.starts() == starts + 1
 
 
+@pytest.mark.slow
 def test_killed_after_the_restart_was_asked_for(stage: Stage) -> None:
     """The wish is still on record, the run that fulfils it is there: it is not restarted again."""
     stage.start()

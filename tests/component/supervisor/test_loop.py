@@ -62,6 +62,7 @@ def test_what_will_not_get_better_is_held_at_once_with_its_remedy(stage: Stage) 
     assert "llm-appliance apply" in stage.journal
 
 
+@pytest.mark.slow
 def test_a_start_that_a_change_can_help_gets_it_and_keeps_it(stage: Stage) -> None:
     rung = stage.state / "supervisor/rungs/chat.json"
     stage.start()
@@ -87,6 +88,7 @@ def test_a_start_that_a_change_can_help_gets_it_and_keeps_it(stage: Stage) -> No
     assert stage.starts() == 2
 
 
+@pytest.mark.slow
 def test_a_context_is_lowered_where_the_operator_allows_it(stage: Stage) -> None:
     stage.write(CHAT + "min_model_len = 4096\n")
     stage.start()
@@ -177,6 +179,7 @@ def test_a_death_by_a_kill_is_told_as_one(stage: Stage, hint: str) -> None:
     assert [death["killed"] for death in stage.ledger()["deaths"]] == [hint == "killed"]
 
 
+@pytest.mark.slow
 def test_one_start_at_a_time(tmp_path: Path) -> None:
     with staged(tmp_path, CHAT + EMBED) as stage:
         stage.start()
@@ -227,6 +230,7 @@ def test_observe_touches_nothing(stage: Stage) -> None:
     assert not (stage.state / "supervisor/holds/chat").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["an order", "a crash"])
 def test_a_hold_that_was_not_carried_out_is_not_carried_out_later(stage: Stage, then: str) -> None:
     """An observer, or a supervisor that ended in between, leaves the engine to systemd's net or to an operator."""
