@@ -20,7 +20,7 @@ from appliance.config import source
 from appliance.config.model import Config
 from appliance.errors import EXIT_FOUND, EXIT_OK, ApplianceError, Failed, Unreachable, UsageError
 
-from . import output
+from . import output, values
 from .frontclient import Place
 from .gatewayclient import public_place
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="a served name (default: the first that the key may use)")
     add_key_arguments(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system prompt")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
+    parser.add_argument("--max-tokens", type=values.count, metavar="N", help="the longest answer")
 
 
 def run(args: argparse.Namespace) -> int:

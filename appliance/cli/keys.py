@@ -18,7 +18,7 @@ from appliance.errors import EXIT_OK, ConfigInvalid, UsageError
 from appliance.host import auditfiles, keystore
 from appliance.quantity import format_duration, format_size, parse_duration, parse_size
 
-from . import audit, output
+from . import audit, output, values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--expires", metavar="WHEN", help="a time from now like 90d, or a date like 2027-01-31")
     create.add_argument("--class", dest="priority", choices=PRIORITIES, default="standard",
                         help="who goes first while calls wait (default: standard)")  # fmt: skip
-    create.add_argument("--rpm", metavar="N", type=_count, help="requests a minute")
-    create.add_argument("--tpm", metavar="N", type=_count, help="tokens a minute, prompts and answers")
-    create.add_argument("--parallel", metavar="N", type=_count, help="requests at once")
-    create.add_argument("--daily-tokens", metavar="N", type=_count, help="tokens a calendar day, UTC")
-    create.add_argument("--monthly-tokens", metavar="N", type=_count, help="tokens a calendar month, UTC")
-    create.add_argument("--max-tokens", metavar="N", type=_count,
+    create.add_argument("--rpm", metavar="N", type=values.count, help="requests a minute")
+    create.add_argument("--tpm", metavar="N", type=values.count, help="tokens a minute, prompts and answers")
+    create.add_argument("--parallel", metavar="N", type=values.count, help="requests at once")
+    create.add_argument("--daily-tokens", metavar="N", type=values.count, help="tokens a calendar day, UTC")
+    create.add_argument("--monthly-tokens", metavar="N", type=values.count, help="tokens a calendar month, UTC")
+    create.add_argument("--max-tokens", metavar="N", type=values.count,
                         help="tokens of a request's answers; also what one gets that names no limit")  # fmt: skip
     create.add_argument("--max-prompt", metavar="SIZE", type=_size, help="size of one request, like 256KiB")
     create.add_argument("--stream-time", metavar="TIME", type=_seconds, help="the longest answer, like 10m")
@@ -180,17 +180,6 @@ def _limits(limits: KeyLimits) -> str:
     if "stream_time" in given:
         given["stream_time"] = format_duration(given["stream_time"])
     return ", ".join(words[name].format(value) for name, value in given.items()) or "none"
-
-
-def _count(text: str) -> int:
-    """A whole number, 1 or more; `_` may part its digits."""
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
-    return count
 
 
 def _size(text: str) -> int:

@@ -21,12 +21,11 @@ from appliance.policy import cards, fitting, kvcache, planerror, weights
 from appliance.policy.cards import Card
 from appliance.policy.engineoptions import of_flags
 from appliance.policy.fitting import Plan
-from appliance.policy.flagnumbers import tokens
 from appliance.policy.sizing import Options
 from appliance.policy.weights import Weights
 from appliance.wire import vllmmodels
 
-from . import output, planpage
+from . import output, planpage, values
 
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
@@ -46,15 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("engine", nargs="?", metavar="ENGINE", help="one engine of the configuration (default: all)")
     parser.add_argument("--model", metavar="M", help="a model that is not configured: a hub's ORG/NAME or a directory")
     parser.add_argument("--gpus", metavar="LIST", help='cards that are not here, like "4x RTX 4090"')
-    parser.add_argument("--tp", type=int, metavar="N", help="tensor_parallel_size")
-    parser.add_argument("--max-model-len", type=tokens, metavar="N", help="the context that must fit")
+    parser.add_argument("--tp", type=values.count, metavar="N", help="tensor_parallel_size")
+    parser.add_argument("--max-model-len", type=values.tokens, metavar="N", help="the context that must fit")
     parser.add_argument("--kv-cache-dtype", metavar="T", choices=("auto", *kvcache.KV_BYTES), help="auto, fp8, ...")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="F", help="vLLM's share of each GPU")
-    parser.add_argument("--context", type=_contexts, metavar="N,N", help="context lengths to count requests for")
-
-
-def _contexts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({tokens(part) for part in text.split(",")}))
+    parser.add_argument("--context", type=values.contexts, metavar="N,N", help="context lengths to count requests for")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,8 +115,6 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     share = args.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise UsageError("--gpu-memory-utilization is a share: more than 0, at most 1")
-    if args.tp is not None and args.tp < 1:
-        raise UsageError("--tp is a number of GPUs")
     given = _given(args.gpus) if args.gpus else None
     if args.model:
         if args.model.startswith((".", "~")):  # a directory as a shell's user writes it

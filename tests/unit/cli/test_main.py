@@ -42,6 +42,25 @@ def test_the_manual_says_what_a_verb_takes(word: str) -> None:
     assert word == "bench" or sorted(taken - words) == []
 
 
+def _typed(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments of a verb and of its own verbs whose text is read by a function of ours."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _typed(child)
+        elif action.type not in (None, int, float):
+            yield action
+
+
+@pytest.mark.parametrize("word", cli.VERBS)
+def test_a_wrong_value_is_told_in_words_and_not_by_the_name_of_a_function(word: str) -> None:
+    for action in _typed(cli.parser_of(word)):
+        assert callable(action.type)
+        for text in ("many", "", "-1", "1,many"):
+            with pytest.raises(argparse.ArgumentTypeError):
+                action.type(text)
+
+
 def test_help_of_a_verb_of_a_verb_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["keys", "create", "--help"]) == 0
     shown = capsys.readouterr().out
