@@ -4,8 +4,9 @@ Each file is `NAME.part` until its length and its SHA-256 are right; only then i
 crash, a stop and a lost connection: the next request asks for the rest (`Range`). A server that answers a range
 request with the whole file, another length or other bytes costs time and nothing else.
 
-An attempt that brought no byte is counted; one that brought some starts the count anew. So a slow line may take as long
-as it needs, while a dead server is given up after ATTEMPTS tries, about two minutes.
+An attempt after which no more lies on the disk than ever before is counted; one that brought more begins the count
+anew. So a slow line may take as long as it needs, while a server that is dead, or begins again and again without coming
+any further, is given up after ATTEMPTS tries, about two minutes.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ def fetch(
         return
     target.unlink(missing_ok=True)
     fruitless = wrong = 0
+    most = _length(part)
     while not stop.is_set():
-        before = _length(part)
         try:
             _attempt(wheel, part, meter, open_, stop)
             if stop.is_set():
@@ -141,7 +142,8 @@ def fetch(
             return
         except _Again as again:
             wrong += again.wrong
-            fruitless = 0 if _length(part) > before else fruitless + 1
+            fruitless = 0 if _length(part) > most else fruitless + 1
+            most = 0 if again.wrong else max(most, _length(part))
             if fruitless >= ATTEMPTS or wrong >= WRONG_BYTES_ATTEMPTS:
                 raise _failure(wheel, str(again)) from again
             pause_s = backoff_s * 2 ** (fruitless - 1) if again.pause_s is None else again.pause_s
@@ -220,8 +222,10 @@ def _copy(
     stop: threading.Event,
 ) -> None:
     have = start
-    while not stop.is_set():
-        block = response.read(BLOCK)
+    while not stop.is_set() and have != size:
+        # What has come, and no waiting for a whole block: on a slow line that takes longer than a stop may, and is lost
+        # when the line breaks.
+        block = response.read1(BLOCK)
         if not block:
             return
         have += len(block)

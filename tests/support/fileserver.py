@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+BLOCK = 16384
+
 
 @dataclass
 class Script:
@@ -67,8 +69,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         end = len(body) - length // 2 if fault in ("cut", "reset") else len(body)
-        for offset in range(start, end, 16384):
-            block = body[offset : min(offset + 16384, end)]
+        if fault.startswith("cut-at-"):
+            end = start + int(fault.removeprefix("cut-at-"))
+        for offset in range(start, end, BLOCK):
+            block = body[offset : min(offset + BLOCK, end)]
             served.sent += len(block)
             self.wfile.write(block)
             if served.on_block is not None:

@@ -13,7 +13,8 @@ import pytest
 from appliance.errors import Failed
 from appliance.runtime.download import ATTEMPTS, Meter, fetch, fetch_all, opener
 from appliance.runtime.resolve import Wheel
-from tests.support.fileserver import FileServer, Script, file_server
+from tests.support.fileserver import BLOCK, FileServer, Script, file_server
+from tests.support.waiting import wait_until
 
 BODY = random.Random(1).randbytes(200_000)
 SHA = hashlib.sha256(BODY).hexdigest()
@@ -127,6 +128,29 @@ def test_a_dead_server_is_given_up_and_the_part_stays(server: FileServer, tmp_pa
     assert "goes on where this one ended" in caught.value.hint
     assert (tmp_path / "a.whl.part").read_bytes() == BODY[:1000]
     assert len(server.seen) == ATTEMPTS
+
+
+def test_a_server_that_always_begins_again_and_comes_no_further_is_given_up(server: FileServer, tmp_path: Path) -> None:
+    """A proxy that takes ranges out and cuts after a time: never twice at the same byte."""
+    wanted = wheel(server, *[f"cut-at-{50_000 + 1000 * (number % 3)}" for number in range(50)], ranges=False)
+    with pytest.raises(Failed, match=r"ended after \d+ of 200000 bytes"):
+        take(wanted, tmp_path)
+    assert len(server.seen) <= 2 * ATTEMPTS
+
+
+def test_one_that_begins_again_and_comes_further_is_not(server: FileServer, tmp_path: Path) -> None:
+    get(wheel(server, *[f"cut-at-{10_000 * number}" for number in range(1, 20)], ranges=False), tmp_path)
+
+
+def test_each_byte_is_kept_as_it_comes(server: FileServer, tmp_path: Path) -> None:
+    """A server that goes on only when what it sent lies on the disk: a stop or a broken line loses next to nothing."""
+
+    def kept() -> int:
+        return sum(path.stat().st_size for path in tmp_path.iterdir())
+
+    server.on_block = lambda sent: wait_until(lambda: kept() >= sent - BLOCK, 5.0, "what was sent", 0.001)
+    get(wheel(server), tmp_path)
+    assert len(server.seen) == 1  # it never lost its patience
 
 
 def test_a_directory_that_cannot_be_written_is_said(server: FileServer, tmp_path: Path) -> None:
