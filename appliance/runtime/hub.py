@@ -1,6 +1,6 @@
 """Models from a hub: the hub's own client fetches them in a child, this side shows progress and explains failures.
 
-models/huggingface/ORG/NAME[@REVISION][~files]/            filled in place, so that a cut download goes on
+models/huggingface/ORG/NAME[@REVISION][~files]/            filled in place: a cut download keeps its whole files
 models/huggingface/ORG/NAME[@REVISION][~files]/.complete   written last, after all was checked
 
 Hugging Face's client is in the runtime (vLLM needs it). ModelScope's is installed for the time of a fetch.

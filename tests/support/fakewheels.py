@@ -29,14 +29,20 @@ current_platform = types.SimpleNamespace(import_kernels=import_kernels)
     "vllm/entrypoints/cli/main.py": VERSION_MAIN,
 }
 STORE = """
-import hashlib, pathlib
+import hashlib, os, pathlib, signal, uuid
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"w" * 9000}
 def described(model):
+    if model.endswith("sizeless"): return [(n, None, None) for n in FILES]
     size = 1 << 60 if model.endswith("huge") else None
-    return [(n, size or len(b), hashlib.sha256(b).hexdigest() if len(b) > 9 else None) for n, b in FILES.items()]
+    more = [("../kept", 4, None)] if model.endswith("outside") else []
+    made = [(n, size or len(b), hashlib.sha256(b).hexdigest() if len(b) > 9 else None) for n, b in FILES.items()]
+    return made + more
 def write(model, directory, ignored):
     cache = pathlib.Path(directory, ".cache")
     cache.mkdir(exist_ok=True)
+    if model.endswith("killed"):
+        (cache / f"n4me.3tag.{uuid.uuid4().hex[:8]}.incomplete").write_bytes(b"w" * 4000)
+        os.kill(os.getpid(), signal.SIGKILL)
     for name, body in FILES.items():
         target = pathlib.Path(directory, name)
         if target.exists() or any(target.match(pattern) for pattern in ignored or []):
@@ -50,17 +56,20 @@ def write(model, directory, ignored):
 HUB = {  # the calls that the appliance makes, with an answer of its own
     "huggingface_hub/store.py": STORE,
     "huggingface_hub/__init__.py": """
-import os, types
+import json, os, types
 from . import store
-class RepositoryNotFoundError(Exception): ...
+class RepositoryNotFoundError(Exception):
+    def __init__(self, status): self.response = types.SimpleNamespace(status_code=status)
 class RevisionNotFoundError(Exception): ...
 class GatedRepoError(RepositoryNotFoundError): ...
 class ConnectError(Exception): ...
 class HfApi:
     def model_info(self, model, revision, files_metadata):
-        if model.endswith("missing"): raise RepositoryNotFoundError("404 Not Found")
+        if model.endswith("missing"): raise RepositoryNotFoundError(404)
+        if model.endswith("hidden"): raise RepositoryNotFoundError(401)
+        if model.endswith("portal"): json.loads("<html>")
         if revision not in (None, "v1"): raise RevisionNotFoundError("404 Not Found")
-        if model.endswith("gated"): raise GatedRepoError("403 Forbidden")
+        if model.endswith("gated"): raise GatedRepoError(403)
         if model.endswith("offline"): raise ConnectError("Name or service not known")
         assert os.environ.get("HF_TOKEN") == "t0ken", "no token"
         made = [types.SimpleNamespace(rfilename=n, size=s, lfs=h and types.SimpleNamespace(sha256=h))

@@ -16,6 +16,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +32,13 @@ OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.ot", "*.h5", "*.msgpack", "*.onnx", 
 TRIES = 3
 CHECKERS = 4  # threads: hashing 1.5 GB/s each, a disk gives a few of them work
 BLOCK = 8 << 20
+OF_ONE_RUN = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 
 
 class File(NamedTuple):
-    """What a hub says of a file; `sha256` is empty where it says none (small files)."""
+    """What a hub says of a file; `sha256` is empty where it says none (small files), `size` None (some mirrors)."""
 
-    size: int
+    size: int | None
     sha256: str
 
 
@@ -76,7 +78,7 @@ def huggingface(job: Job) -> str:
     hub = import_module("huggingface_hub")
     info = hub.HfApi().model_info(job.model, revision=job.revision or None, files_metadata=True)
     files = {
-        each.rfilename: File(each.size or 0, str(getattr(getattr(each, "lfs", None), "sha256", None) or ""))
+        each.rfilename: File(each.size, str(getattr(getattr(each, "lfs", None), "sha256", None) or ""))
         for each in info.siblings or []
     }
 
@@ -95,7 +97,9 @@ def modelscope(job: Job) -> str:
     revision = job.revision or "master"
     listed = hub.HubApi().list_repo_files(job.model, "model", revision=revision, recursive=True)
     files = {
-        str(each.path): File(int(each.size or 0), str(each.sha256 or "")) for each in listed if each.type != "tree"
+        str(each.path): File(None if each.size is None else int(each.size), str(each.sha256 or ""))
+        for each in listed
+        if each.type != "tree"
     }
 
     def fetch(skipped: Sequence[str]) -> None:
@@ -111,8 +115,13 @@ def fetched(job: Job, files: Mapping[str, File], fetch: Callable[[Sequence[str]]
     """Fetch what is wanted of `files`, and once more what came damaged. Raises Room, Damaged."""
     skipped = unwanted(list(files), job.is_whole)
     wanted = {name: file for name, file in files.items() if not any(fnmatch.fnmatch(name, p) for p in skipped)}
-    total = sum(file.size for file in wanted.values())
-    say(total=total)
+    for name in wanted:
+        if name.startswith("/") or ".." in name.split("/"):  # what is damaged is deleted, but nothing of others
+            raise Damaged(f"the hub lists {name!r}, which is no file of a model's directory")
+    sizes = [file.size for file in wanted.values()]
+    total = sum(size or 0 for size in sizes)
+    say(total=None if None in sizes else total)
+    sweep(job.directory)
     status = os.statvfs(job.directory)
     needed, free = max(total - held(job.directory), 0) + job.spare, status.f_bavail * status.f_frsize
     if needed > free:
@@ -128,6 +137,13 @@ def fetched(job: Job, files: Mapping[str, File], fetch: Callable[[Sequence[str]]
         raise Damaged(f"{bad[0]} is not what the hub describes" + (f", nor are {len(bad) - 1} more" * (len(bad) > 1)))
 
 
+def sweep(directory: str) -> None:
+    """Remove the parts that a killed client has left and no client goes on with: their names are of one run."""
+    for path in Path(directory, ".cache").rglob("*.incomplete"):
+        if OF_ONE_RUN.search(path.name):
+            path.unlink(missing_ok=True)
+
+
 def held(directory: str) -> int:
     """Bytes on the disk below a directory: what a cut run has left."""
     return sum(path.lstat().st_blocks * 512 for path in Path(directory).rglob("*"))
@@ -141,7 +157,7 @@ def damaged(directory: str, files: Mapping[str, File]) -> list[str]:
         nonlocal done
         size, sha256 = files[name]
         path = Path(directory, name)
-        if not path.is_file() or path.stat().st_size != size:
+        if not path.is_file() or size not in (None, path.stat().st_size):
             return True
         if not sha256:
             return False
@@ -173,7 +189,7 @@ def kind(error: BaseException) -> str:
     codes |= {getattr(one, "status_code", None) for one in chain}
     if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in chain):
         return "full"
-    if classes & {"GatedRepoError", "AuthenticationError", "PermissionDeniedError"} or codes & {401, 403}:
+    if classes & {"GatedRepoError", "AuthenticationError", "PermissionDeniedError"}:
         return "denied"
     missing = {
         "RepositoryNotFoundError",
@@ -182,13 +198,15 @@ def kind(error: BaseException) -> str:
         "NotFoundError",
         "NotExistError",
     }
-    if classes & missing or 404 in codes:
+    if classes & missing or 404 in codes:  # also with 401, which is how a hub hides what we may not know of
         return "missing"
+    if codes & {401, 403}:
+        return "denied"
     if isinstance(error, ModuleNotFoundError):
         return "client"
     names = {"ConnectError", "ConnectTimeout", "ReadTimeout", "ReadError", "RemoteProtocolError", "ConnectionError",
              "TimeoutError", "TransportError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "NetworkError",
-             "RequestTimeoutError", "ServerError", "RateLimitError"}  # fmt: skip
+             "RequestTimeoutError", "ServerError", "RateLimitError", "JSONDecodeError"}  # fmt: skip
     return "unreachable" if classes & names or any((code or 0) >= 500 for code in codes) else "other"
 
 

@@ -366,6 +366,36 @@ def test_a_file_that_came_damaged_is_fetched_once_more(bench: Bench) -> None:
     assert not (bench.state / "models/huggingface/org/damaged-always/.complete").exists()
 
 
+def hub_model(bench: Bench, model: str) -> Path:
+    """Have it configured, and the token; where it will lie."""
+    (bench.root / "token").write_text("t0ken\n")
+    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
+    bench.configure(local(bench, hub).replace(f"{bench.root}/model", model))
+    return bench.state / "models/huggingface" / model
+
+
+def test_lengths_that_a_mirror_does_not_tell_are_not_zero(bench: Bench) -> None:
+    place = hub_model(bench, "org/sizeless")
+    assert bench.build()[0]["models"] == {"org/sizeless": "ready"}
+    assert (place / "model.safetensors").stat().st_size == 5000
+
+
+def test_a_hub_that_lists_files_of_others_has_none_deleted(bench: Bench) -> None:
+    place = hub_model(bench, "org/outside")
+    place.parent.mkdir(parents=True)
+    (place.parent / "kept").write_text("another's")
+    told, _ = bench.build(status=1)
+    assert "'../kept', which is no file of a model's directory" in told["message"]
+    assert (place.parent / "kept").read_text() == "another's"
+
+
+def test_what_a_killed_client_has_left_does_not_grow(bench: Bench) -> None:
+    place = hub_model(bench, "org/killed")
+    for _ in range(2):
+        assert "ended without a word" in bench.build(status=1)[0]["message"]
+        assert len(list((place / ".cache").iterdir())) == 1
+
+
 @pytest.mark.slow
 def test_a_model_that_the_disk_has_no_room_for_is_not_begun(bench: Bench) -> None:
     (bench.root / "token").write_text("t0ken\n")
@@ -380,7 +410,9 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_begun(bench: Bench) -> Non
     ("model", "status", "sentence"),
     [
         ("org/missing", 78, "has no model org/missing"),
+        ("org/hidden", 78, "has no model org/hidden"),  # what is not there is 401 for who has no token
         ("org/gated", 78, "token_file"),
+        ("org/portal", 1, "cannot be reached (Expecting value"),
         ("org/offline", 1, "cannot be reached (Name or service not known)"),
         ("builtin:nothing", 78, "there is no builtin:nothing"),
         ("/nowhere/at-all", 78, "/nowhere/at-all does not exist"),
