@@ -37,8 +37,8 @@ def _replace(target: Path, content: bytes, mode: int) -> None:
 
 
 def replace_json(path: str | os.PathLike[str], value: dict[str, object], mode: int = 0o644) -> None:
-    """`replace` with a JSON object, `"v": 1` added."""
-    replace(path, json.dumps({"v": 1, **value}, ensure_ascii=False).encode() + b"\n", mode)
+    """`replace` with a JSON object, `"v": 1` added. A name of a file that is no UTF-8 is written as JSON escapes it."""
+    replace(path, json.dumps({"v": 1, **value}, ensure_ascii=False).encode(errors="backslashreplace") + b"\n", mode)
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
