@@ -78,6 +78,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        if error is not None:  # a fault of the builder's own: nobody works on any longer, and the state must not say so
+            self.fail(f"the builder broke off: {type(error).__name__}: {error}", "its unit's journal has the traceback")
         self._stop.set()
         self._thread.join()
 

@@ -68,3 +68,12 @@ def test_a_state_file_that_cannot_be_written_is_said_once(tmp_path: Path, capsys
         progress.phase("installing", "installing")
         progress.phase("testing", "testing")
     assert capsys.readouterr().err.count("cannot be written") == 1
+
+
+def test_a_builder_that_broke_off_does_not_look_as_if_it_worked(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    with pytest.raises(LookupError), Progress(Journal("x", path=str(tmp_path / "none")), str(path)) as progress:
+        progress.phase("models", "fetching org/x")
+        raise LookupError("nobody thought of it")
+    told = json.loads(path.read_text())
+    assert (told["phase"], "LookupError: nobody thought of it" in told["message"]) == ("failed", True)
