@@ -26,7 +26,7 @@ from appliance.errors import Failed, Unreachable
 from appliance.wire import modelconfig, safetensors
 from appliance.wire.safetensors import Index, Tensor
 
-from . import web
+from . import hubtoken, web
 
 DEADLINE_S = 60.0  # for a whole model
 SILENCE_S = 10.0  # for one answer
@@ -151,7 +151,13 @@ class _Hub:
     def __init__(self, url: str, model: str, config: Config, deadline: float) -> None:
         self._url, self._model, self._deadline = url, model, deadline
         self._host = urlsplit(url).hostname or ""
-        self._director = web.director(config.network.ca_file, web.proxies(config.network, self._host))
+        try:
+            self._director = web.director(config.network.ca_file, web.proxies(config.network, self._host))
+        except OSError as error:
+            raise Unreachable(
+                f"[network] ca_file {config.network.ca_file} cannot be used: {(error.strerror or '').lower()}",
+                hint="it must be a file of PEM certificates that can be read",
+            ) from error
         self._token = _token(config.models.token_file)
 
     def read(self, name: str, count: int) -> bytes | None:
@@ -211,8 +217,10 @@ def _token(path: str) -> str:
     if not path:
         return ""
     try:
-        return Path(path).read_text().strip()
+        return hubtoken.read(path)
     except OSError as error:
         raise Unreachable(
             f"[models] token_file {path} cannot be read: {(error.strerror or '').lower()}", hint="run it as root (sudo)"
         ) from error
+    except ValueError as error:
+        raise Unreachable(f"[models] token_file {path}: {error}", hint="write it anew") from error

@@ -9,8 +9,13 @@ from appliance.config.model import Network
 
 
 def director(cafile: str = "", proxies: dict[str, str] | None = None) -> urllib.request.OpenerDirector:
-    """Opens URLs; certificates of `cafile` instead of the system's. None takes the proxies of the environment."""
-    context = ssl.create_default_context(cafile=cafile or None)
+    """Opens URLs; certificates of `cafile` besides the system's. None takes the proxies of the environment.
+
+    Raises OSError for a file that cannot be read or holds none.
+    """
+    context = ssl.create_default_context()
+    if cafile:
+        context.load_verify_locations(cafile)
     handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
     if proxies is not None:
         handlers.append(urllib.request.ProxyHandler(proxies))

@@ -8,15 +8,19 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
+from appliance import names
 from appliance.config.model import Config
 from appliance.errors import Failed
 
+from .faults import Impossible
 from .layout import Layout
 
 KEPT_LINES = 60  # enough for a traceback or uv's explanation of a conflict
@@ -47,7 +51,33 @@ class Ended:
         return self.lines[-1] if self.lines else f"it ended with status {self.status}"
 
 
-def network_environment(config: Config) -> dict[str, str]:
+def write_certificates(config: Config, layout: Layout, inherited: Mapping[str, str]) -> None:
+    """Make `layout.certificates` where `[network] ca_file` is set: those who download know of one file alone, and what
+    is trusted besides the system's certificates must not replace them. Raises Impossible, OSError.
+    """
+    given = config.network.ca_file
+    if not given:
+        return
+    try:
+        own = Path(given).read_bytes()
+        ssl.create_default_context().load_verify_locations(given)
+    except ssl.SSLError as error:
+        raise Impossible(
+            f"[network] ca_file {given} holds no certificates", hint="it must be a file of PEM certificates"
+        ) from error
+    except OSError as error:
+        raise Impossible(
+            f"[network] ca_file {given} cannot be read: {(error.strerror or '').lower()}",
+            hint=f"it must be readable for the user {names.RUNTIME_USER}",
+        ) from error
+    try:
+        system = Path(inherited.get("SSL_CERT_FILE") or SYSTEM_CERTIFICATES).read_bytes()
+    except OSError:
+        system = b""
+    Path(layout.certificates).write_bytes(system.rstrip() + b"\n" + own)
+
+
+def network_environment(config: Config, layout: Layout) -> dict[str, str]:
     """`[network]` in the variables that urllib, pip, uv and the hub's client read."""
     network, made = config.network, {}
     if network.https_proxy:
@@ -57,7 +87,7 @@ def network_environment(config: Config) -> dict[str, str]:
         made["no_proxy"] = made["NO_PROXY"] = network.no_proxy
     if network.ca_file:
         for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
-            made[name] = network.ca_file
+            made[name] = layout.certificates
     return made
 
 
@@ -83,7 +113,7 @@ def environment(config: Config, layout: Layout, inherited: Mapping[str, str]) ->
         "PIP_NO_INPUT": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    return made | network_environment(config)
+    return made | network_environment(config, layout)
 
 
 def run(

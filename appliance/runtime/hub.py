@@ -18,7 +18,7 @@ from pathlib import Path
 from appliance import clock, names
 from appliance.config.model import Config
 from appliance.errors import Failed
-from appliance.host import files
+from appliance.host import files, hubtoken
 from appliance.host.modelstore import Model
 
 from . import child, space
@@ -93,11 +93,15 @@ def environment(config: Config) -> dict[str, str]:
         made |= {"HF_ENDPOINT": config.models.endpoint, "MODELSCOPE_ENDPOINT": config.models.endpoint}
     if config.models.token_file:
         try:
-            token = Path(config.models.token_file).read_text().strip()
+            token = hubtoken.read(config.models.token_file)
         except OSError as error:
             raise Impossible(
                 f"[models] token_file {config.models.token_file} cannot be read: {(error.strerror or '').lower()}",
                 hint=f"chgrp {names.RUNTIME_USER} it and chmod 0640 it",
+            ) from error
+        except ValueError as error:
+            raise Impossible(
+                f"[models] token_file {config.models.token_file}: {error}", hint="write it anew"
             ) from error
         made |= {"HF_TOKEN": token, "MODELSCOPE_API_TOKEN": token}
     return made

@@ -36,6 +36,11 @@ class Layout:
         return f"{self.runtimes}/.scratch"
 
     @property
+    def certificates(self) -> str:
+        """The system's certificates and those of `[network] ca_file` in one file."""
+        return f"{self.scratch}/certificates.pem"
+
+    @property
     def state_file(self) -> str:
         """What other processes read."""
         return f"{self.run}{names.RUNTIME_STATE[len(names.RUN) :]}"

@@ -115,10 +115,11 @@ def run(given: argparse.Namespace, layout: Layout, progress: Progress) -> None:
         raise Impossible(f"the configuration is invalid: {effective.errors[0]}", hint="llm-appliance check")
     if effective.origin == "last-good":
         progress.warn("the configuration file has errors; the last good one is used (llm-appliance check)")
-    os.environ.update(child.network_environment(config))
     shutil.rmtree(layout.scratch, ignore_errors=True)
     os.makedirs(layout.scratch)
     try:
+        child.write_certificates(config, layout, os.environ)
+        os.environ.update(child.network_environment(config, layout))
         _run(given, config, layout, progress)
     finally:
         shutil.rmtree(layout.scratch, ignore_errors=True)

@@ -6,9 +6,11 @@ import contextlib
 import http.server
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 BLOCK = 16384
 
@@ -102,10 +104,14 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def file_server() -> Iterator[FileServer]:
-    """Serve on a port of the kernel's choice."""
+def file_server(certificate: Path | None = None) -> Iterator[FileServer]:
+    """Serve on a port of the kernel's choice; over TLS with a certificate (`key.pem` lies beside it)."""
     server = _Server(("127.0.0.1", 0), _Handler)
-    served = FileServer(f"http://127.0.0.1:{server.server_address[1]}")
+    served = FileServer(f"http{'s' * (certificate is not None)}://127.0.0.1:{server.server_address[1]}")
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, certificate.parent / "key.pem")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     server.RequestHandlerClass = type("Handler", (_Handler,), {"served": served})
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -51,10 +51,10 @@ async def reached(url: str, purpose: str, network: Network) -> Reached:
     user = names.RUNTIME_USER if other else me
     asked = Reached(url=url, purpose=purpose, user=user, service_user=names.RUNTIME_USER)
     way = {"https_proxy": network.https_proxy, "http_proxy": network.https_proxy, "no_proxy": network.no_proxy,
-           "SSL_CERT_FILE": network.ca_file}  # fmt: skip
+           "SSL_CERT_FILE": ""}  # fmt: skip
     inherited = {name: os.environ[name] for name in way if not other and name in os.environ}
     more = {**ownprogram.modules(), **inherited, **{name: value for name, value in way.items() if value}}
-    argv = (*ownprogram.python(), "-m", "appliance.host.checkup.reach", url, f"{REACH_S - 1:g}")
+    argv = (*ownprogram.python(), "-m", "appliance.host.checkup.reach", url, f"{REACH_S - 1:g}", network.ca_file)
     try:
         text = await output_of(argv, REACH_S, 1 << 16, more=more, user=user if other else "")
         said = json.loads(text)

@@ -1,13 +1,12 @@
-"""`python -m appliance.host.checkup.reach URL SECONDS`: asks one server for its head and prints how that went, as JSON.
+"""`python -m appliance.host.checkup.reach URL SECONDS CA_FILE`: asks a server for its head and prints how that went.
 
 A process of its own, since looking up a name cannot be given a deadline; with the rights of the user that downloads,
-and its proxies and certificates in the environment. Any answer is good: the server is there, the way to it is open.
+and its proxies in the environment. Any answer is good: the server is there, the way to it is open.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import ssl
 import sys
@@ -18,12 +17,12 @@ from appliance import clock
 from appliance.host.web import director
 
 
-def main(url: str, limit: float) -> None:
+def main(url: str, limit: float, ca_file: str) -> None:
     """Ask, and print."""
     begun = clock.monotonic()
     status, fault, kind = 0, "", ""
     try:
-        opener = director(os.environ.get("SSL_CERT_FILE", ""))
+        opener = director(ca_file)
         with opener.open(urllib.request.Request(url, method="HEAD"), timeout=limit) as answer:
             status = answer.status
     except urllib.error.HTTPError as error:
@@ -53,4 +52,4 @@ def _words(reason: object) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[3])

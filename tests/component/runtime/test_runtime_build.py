@@ -210,6 +210,25 @@ def test_what_cannot_work_is_explained(bench: Bench, text: str, status: int, sen
     assert told["message"].endswith(")")  # the remedy
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "garbage"])
+def test_certificates_that_are_none_are_named(bench: Bench, content: str | None) -> None:
+    if content is not None:
+        (bench.root / "ca.pem").write_text(content)
+    bench.configure(f'[network]\nca_file = "{bench.root}/ca.pem"\n{local(bench)}')
+    told, _ = bench.build(status=78)
+    assert f"[network] ca_file {bench.root}/ca.pem" in told["message"]
+
+
+@pytest.mark.parametrize("content", ["t0ken".encode("utf-16"), b"t0ken\nmore"], ids=["utf-16", "two lines"])
+def test_a_token_that_is_none_is_named_and_the_other_models_are_there(bench: Bench, content: bytes) -> None:
+    (bench.root / "token").write_bytes(content)
+    text = local(bench, f'[models]\ntoken_file = "{bench.root}/token"\n')
+    bench.configure(text.replace("[[engine]]", '[[engine]]\nname = "one"') + '[[engine]]\nmodel = "org/good"\n')
+    told, _ = bench.build(status=78)
+    assert f"[models] token_file {bench.root}/token: it must hold the token alone" in told["message"]
+    assert told["models"][f"{bench.root}/model"] == "ready"
+
+
 @pytest.mark.slow
 def test_the_bootstrap_installs_uv_and_nothing_in_its_place(bench: Bench) -> None:
     script = ("uv", f'#!/bin/sh\nexec {UV} "$@"\n')

@@ -15,6 +15,7 @@ from appliance.config.model import Config, Models, Network
 from appliance.errors import ApplianceError, Failed, Unreachable
 from appliance.host import checkpoint, web
 from appliance.host.checkpoint import FIRST_BYTES, from_directory, from_hub
+from tests.support.certificates import certificate
 from tests.support.fileserver import FileServer, Script, file_server
 from tests.support.publishedlogs import attention
 
@@ -215,3 +216,32 @@ def test_the_proxy_is_asked(server: FileServer) -> None:
         config, models=Models(endpoint="http://hub.invalid"), network=Network(https_proxy=server.url)
     )  # fmt: skip
     assert from_hub(NAME, through).total == 8
+
+
+def test_authorities_of_the_operator_are_trusted_besides_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("system", "own"):
+        (tmp_path / name).mkdir()
+    system, own = (certificate(tmp_path / name, name) for name in ("system", "own"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(system))
+    for each in (system, own):
+        with file_server(each) as server:
+            config = replace(hub(server, SINGLE), network=Network(ca_file=str(own)))
+            assert [tensor.name for tensor in from_hub(NAME, config).tensors] == ["model.a"]
+
+
+@pytest.mark.parametrize("content", [None, b"no certificate"], ids=["missing", "garbage"])
+def test_a_file_of_authorities_that_is_none_is_named(server: FileServer, tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "ca.pem").write_bytes(content)
+    config = replace(hub(server, SINGLE), network=Network(ca_file=f"{tmp_path}/ca.pem"))
+    with pytest.raises(Unreachable, match=rf"\[network\] ca_file {tmp_path}/ca.pem cannot be used"):
+        from_hub(NAME, config)
+
+
+@pytest.mark.parametrize("content", ["t0ken".encode("utf-16"), b"t0ken\nmore"], ids=["utf-16", "two lines"])
+def test_a_file_that_holds_more_than_a_token_is_named(server: FileServer, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(Unreachable, match=rf"token_file {tmp_path}/token: it must hold the token alone"):
+        from_hub(NAME, hub(server, SINGLE, token_file=f"{tmp_path}/token"))

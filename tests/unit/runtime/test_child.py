@@ -10,6 +10,7 @@ from appliance.config.model import Config, Network
 from appliance.errors import Failed
 from appliance.runtime import child
 from appliance.runtime.layout import Layout
+from tests.support.certificates import certificate, trusting
 from tests.support.waiting import wait_until
 
 
@@ -81,5 +82,18 @@ def test_a_child_sees_settings_of_clients_and_nothing_else() -> None:
     assert (made["PIP_INDEX_URL"], made["UV_INDEX_URL"]) == ("p", "u")
     assert made["https_proxy"] == made["HTTPS_PROXY"] == "http://proxy:3128"
     assert made["no_proxy"] == made["NO_PROXY"] == "10.0.0.0/8"
-    assert made["SSL_CERT_FILE"] == made["PIP_CERT"] == made["REQUESTS_CA_BUNDLE"] == "/ca.pem"
+    certificates = Layout("/s", "/r").certificates
+    assert made["SSL_CERT_FILE"] == made["PIP_CERT"] == made["REQUESTS_CA_BUNDLE"] == certificates
     assert made["HOME"].startswith("/s/runtimes/")
+
+
+def test_clients_get_the_operators_certificates_besides_the_systems(tmp_path: Path) -> None:
+    layout = Layout(str(tmp_path), str(tmp_path))
+    Path(layout.scratch).mkdir(parents=True)
+    for name in ("system", "own"):
+        (tmp_path / name).mkdir()
+    system, own = (certificate(tmp_path / name, name) for name in ("system", "own"))
+    config = Config(network=Network(ca_file=str(own)))
+    child.write_certificates(config, layout, {"SSL_CERT_FILE": str(system)})
+    names = {entry["subject"][0][0][1] for entry in trusting(Path(layout.certificates)).get_ca_certs()}
+    assert names == {"system", "own"}
