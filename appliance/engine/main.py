@@ -61,7 +61,7 @@ def main(arguments: list[str], limits: Limits | None = None, standby: StandbyOf 
             if start.changed.told:
                 report.log(WARNING, f"started with a change: {start.changed.told}", event="engine-changed")
             caches.settle(f"{given.cache}/{given.name}", start.compiled, start.changed.caches, report.log)
-            fault = weights.fault_of(vllmmodels.own(start.engine), start.plan.argv[2])
+            fault = weights.fault_of(vllmmodels.own(start.engine), start.plan.argv[2], start.plan.flags)
             if fault is not None:
                 verdict = verdict_of(Ending(None, False, False), (), fault)
                 report.ended(verdict, None, requested=False, served=False)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from appliance.wire.safetensors import PREFIX, file_size, header_length
+from appliance.wire.safetensors import INDEX_NAME, PREFIX, file_size, header_length
 from appliance.wire.vllmcauses import Cause
 
+# Files that vLLM reads as JSON and does not name when they are none, and the flags with which it may not need them.
+_JSON = {
+    "tokenizer.json": ("tokenizer", "tokenizer_mode", "skip_tokenizer_init"),
+    "tokenizer_config.json": ("tokenizer", "tokenizer_mode", "skip_tokenizer_init"),
+    INDEX_NAME: ("load_format",),
+}
+_READ_WHOLE = 1 << 20  # of a longer one only the ends are looked at: a start does not wait for that
 
-def fault_of(model: str, directory: str) -> Cause | None:
-    """Why the model in `directory` cannot be served by this user; None when nothing speaks against it."""
+
+def fault_of(model: str, directory: str, flags: Mapping[str, object] = MappingProxyType({})) -> Cause | None:
+    """Why this user cannot serve the model in `directory` with these flags; None when nothing speaks against it."""
     if not os.path.isdir(directory):
         if os.path.exists(directory):
             return Cause("model-not-found", f"{directory} is not a directory", "name the model's directory", -1)
@@ -32,6 +43,8 @@ def fault_of(model: str, directory: str) -> Cause | None:
                              f"chmod -R a+rX {directory}", -1)  # fmt: skip
             if name.endswith(".safetensors") and (broken := _broken(path)):
                 return Cause("model-unreadable", f"{path} {broken}", "fetch the file again", -1)
+            if parent == directory and name in _JSON and flags.keys().isdisjoint(_JSON[name]) and _torn(path):
+                return Cause("model-unreadable", f"{path} is not JSON", "fetch the file again", -1)
     if not os.access(directory, os.R_OK | os.X_OK):
         return Cause(
             "model-unreadable", f"the engine's user may not read {directory}", f"chmod -R a+rX {directory}", -1
@@ -63,6 +76,21 @@ def _broken(path: str) -> str:
     except ValueError:
         return "has a header that cannot be read"
     return f"was cut off: {size} bytes of {needed}" if size < needed else ""
+
+
+def _torn(path: str) -> bool:
+    """Whether a file is certainly no JSON object: a download that was cut off, a pointer of Git LFS."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size <= _READ_WHOLE:
+                return not isinstance(json.load(file), dict)
+            begin = file.read(64)
+            file.seek(-64, os.SEEK_END)
+            return not (begin.lstrip().startswith(b"{") and file.read().rstrip().endswith(b"}"))
+    except ValueError:
+        return True
+    except (OSError, RecursionError):
+        return False
 
 
 def _hidden(path: str) -> str:

@@ -132,6 +132,27 @@ _ROWS: tuple[tuple[int, str, str, str, str], ...] = (
     (0, "model-not-found", r"does not appear to have a file named (\S+?)\.? ", "the model lacks {0}", _FETCH),
     (
         0,
+        "model-not-found",
+        r"Weight files referenced in index but missing: \{?'([^'\n]*)'",
+        "weights are missing that the model's index names, {0} among them",
+        _FETCH,
+    ),
+    (
+        0,
+        "model-not-found",
+        r"(?:Couldn't instantiate the backend tokenizer|Can't load tokenizer for ')",
+        "the model has no tokenizer",
+        "put its tokenizer.json beside config.json, or name another one: tokenizer",
+    ),
+    (
+        0,
+        "model-unreadable",
+        r"Following weights were not initialized from checkpoint: (.+)",
+        "weights are missing in the model's files: {0}",
+        "fetch the model again; if it is whole, this vLLM does not know it well enough",
+    ),
+    (
+        0,
         "hub-denied",
         r"(?:GatedRepoError|40[13] Client Error|Cannot access gated repo)",
         "the model hub refuses access",

@@ -66,3 +66,34 @@ def test_weights_that_are_broken_are_named_before_vllm_meets_them(tmp_path: Path
         return
     assert fault is not None and fault.cause == "model-unreadable"
     assert f"{tmp_path}/model.safetensors {words}" in fault.message
+
+
+LONG = b'{"model": {"vocab": {' + b'"a": 1, ' * 200_000
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("content", "good"),
+    [
+        (b'{"a": 1}\n', True),
+        (b'{"a": 1', False),
+        (b"", False),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", False),
+        (LONG + b'"a": 1}}}\n', True),
+        (LONG, False),
+        (bytes(1 << 21), False),
+    ],
+    ids=["whole", "cut", "empty", "pointer", "long", "long and cut", "zeros"],
+)
+def test_a_file_that_is_no_json_is_named(tmp_path: Path, name: str, content: bytes, good: bool) -> None:
+    (tmp_path / name).write_bytes(content)
+    fault = fault_of(str(tmp_path), str(tmp_path))
+    assert (fault is None) == good
+    if fault is not None:
+        assert (fault.cause, fault.message) == ("model-unreadable", f"{tmp_path}/{name} is not JSON")
+
+
+def test_what_a_start_does_not_need_is_not_looked_at(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "model.safetensors.index.json"):
+        (tmp_path / name).write_bytes(b"{")
+    assert fault_of(str(tmp_path), str(tmp_path), {"tokenizer": "/models/other", "load_format": "dummy"}) is None

@@ -51,6 +51,22 @@ def test_real_faults(name: str, served: bool, cause: str, message: str) -> None:
     assert (found.cause, found.message) == (cause, message)
 
 
+@pytest.mark.parametrize(
+    ("line", "cause", "words"),
+    [
+        ("FileNotFoundError: Weight files referenced in index but missing: {'/m/b.safetensors', '/m/c.safetensors'}",
+         "model-not-found", "/m/b.safetensors among them"),
+        ("ValueError: Couldn't instantiate the backend tokenizer from one of: ", "model-not-found", "no tokenizer"),
+        ("OSError: Can't load tokenizer for '/m'. If you were trying to load it", "model-not-found", "no tokenizer"),
+        ("ValueError: Following weights were not initialized from checkpoint: {'model.layers.1.w'}",
+         "model-unreadable", "{'model.layers.1.w'}"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_whole(line: str, cause: str, words: str) -> None:
+    found = told(f"{ERROR}{line}", "RuntimeError: Engine core initialization failed. See root cause above.")
+    assert found is not None and found.cause == cause and words in found.message
+
+
 @pytest.mark.parametrize(("code", "hint"), [("-9", "killed"), ("-11", ""), ("None", ""), ("1", "")])
 def test_a_kill_is_told_from_a_crash(code: str, hint: str) -> None:
     worker = f"Worker proc VllmWorker-1 died unexpectedly (exit code: {code}), shutting down executor."
