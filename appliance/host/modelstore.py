@@ -53,13 +53,28 @@ def configured(config: Config, root: str | None = None) -> tuple[Model, ...]:
 
 def stored(root: str) -> tuple[tuple[str, str], ...]:
     """(model, path) of everything that was fetched below `root`, whole or in part, named as in the file."""
-    found = []
-    for pattern, prefix in (("builtin/*", "builtin:"), ("huggingface/*/*", ""), ("modelscope/*/*", "")):
-        base = Path(root, pattern.split("/")[0])
-        for path in sorted(Path(root).glob(pattern)):
-            if path.is_dir() and not path.name.startswith("."):
-                found.append((prefix + str(path.relative_to(base)), str(path)))
+    found = [(f"builtin:{path.name}", str(path)) for path in _directories(Path(root, "builtin"))]
+    for hub in ("huggingface", "modelscope"):
+        for path in _directories(Path(root, hub)):
+            if _is_model(path):  # from a time when a hub's names had one part: gpt2
+                found.append((path.name, str(path)))
+            else:
+                found += [(f"{path.name}/{below.name}", str(below)) for below in _directories(path)]
     return tuple(found)
+
+
+def _directories(path: Path) -> list[Path]:
+    """What in a directory is one as well, by name; empty where there is none."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir() and entry.name[0] != ".")
+    except OSError:
+        return []
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a model's own files lie here, whole or begun, and not those of an organisation's models below it."""
+    return any((path / name).exists() for name in (names.RUNTIME_COMPLETE, "config.json", ".cache"))
 
 
 def standing(model: Model) -> str:

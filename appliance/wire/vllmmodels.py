@@ -20,7 +20,9 @@ _PINS = frozenset({"revision", "tokenizer_revision", "code_revision"})  # what t
 
 def own(engine: Engine) -> str:
     """The reference of the model that the engine serves."""
-    return _reference(engine.model, engine.vllm.get("revision")) or engine.model
+    revision = engine.vllm.get("revision")
+    pinned = revision and not is_builtin(engine.model) and not engine.model.startswith("/")
+    return f"{engine.model}@{revision}" if pinned else engine.model  # also gpt2: a name of a hub may have one part
 
 
 def references(engine: Engine) -> tuple[str, ...]:

@@ -179,3 +179,24 @@ def test_a_model_in_use_stays_and_an_unused_one_goes(machine: Machine) -> None:
     assert not (machine.root / "state/models/huggingface/old/y").exists()
     assert (machine.root / "state/models/huggingface/org/x/.complete").exists()
     assert machine.run("models", "pull", "org/none")[0] == 2
+
+
+def test_what_the_operator_has_linked_here_is_not_half_removed(machine: Machine) -> None:
+    machine.model("huggingface/old/y")
+    store = machine.root / "state/models/huggingface"
+    (store / "old").rename(machine.root / "disk")
+    (store / "new").mkdir()
+    (store / "new/y").symlink_to(machine.root / "disk/y")
+    status, _, err = machine.run("models", "rm", "new/y")
+    assert (status, f"a link of your own to {machine.root}/disk/y" in err) == (1, True)
+    assert (machine.root / "disk/y/.complete").exists()
+
+
+def test_a_model_whose_name_has_one_part_goes_as_a_whole(machine: Machine) -> None:
+    machine.model("huggingface/gpt2")
+    (machine.root / "state/models/huggingface/gpt2/inner").mkdir()
+    _, out, _ = machine.run("models", "list", "--json")
+    assert [row["model"] for row in json.loads(out)] == ["org/x", "gpt2"]
+    assert machine.run("models", "rm", "gpt2/inner")[0] == 1
+    assert machine.run("models", "rm", "gpt2")[0] == 0
+    assert not (machine.root / "state/models/huggingface/gpt2").exists()

@@ -30,6 +30,13 @@ def test_each_model_once_in_start_order_and_none_for_remote_engines() -> None:
     assert modelstore.configured(other)[0].path == "/d/modelscope/org/x"
 
 
+def test_a_revision_is_kept_whatever_the_name(tmp_path: Path) -> None:
+    models = ("org/x", "gpt2", "/srv/m", "builtin:smollm2-135m")
+    engines = tuple(Engine(name=f"e{n}", model=model, vllm={"revision": "v1"}) for n, model in enumerate(models))
+    found = [one.model for one in modelstore.configured(Config(engines=engines), "/m")]
+    assert found == ["org/x@v1", "gpt2@v1", "/srv/m", "builtin:smollm2-135m"]
+
+
 def test_what_flags_name_beside_the_model_is_needed_too() -> None:
     flags = {
         "revision": "v1",
@@ -58,10 +65,14 @@ def test_a_fetched_model_is_ready_with_its_mark(tmp_path: Path) -> None:
 
 
 def test_what_lies_there(tmp_path: Path) -> None:
-    for name in ("builtin/smollm2-135m", "builtin/.smollm2-135m.x1", "huggingface/org/x", "other/org/z"):
+    for name in ("builtin/smollm2-135m", "builtin/.smollm2-135m.x1", "huggingface/org/x/onnx", "huggingface/gpt2/onnx",
+                 "huggingface/begun/.cache", "other/org/z"):  # fmt: skip
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "huggingface/gpt2/config.json").touch()
     assert modelstore.stored(str(tmp_path)) == (
         ("builtin:smollm2-135m", str(tmp_path / "builtin/smollm2-135m")),
+        ("begun", str(tmp_path / "huggingface/begun")),
+        ("gpt2", str(tmp_path / "huggingface/gpt2")),
         ("org/x", str(tmp_path / "huggingface/org/x")),
     )
     assert modelstore.stored(str(tmp_path / "none")) == ()
