@@ -89,6 +89,7 @@ def ensure_uv(layout: Layout, python: str, version: str, lock: Lock, sources: So
     for where in [*offline, sources.index()]:
         done = child.run([*install, *where], env=env, cwd=layout.runtimes, deadline_s=PIP_DEADLINE_S)
         if done.status == 0:
+            files.settle(home)
             files.replace_json(home / names.RUNTIME_COMPLETE, {**key, "at": clock.wall()})
             return str(uv)
     raise Failed(

@@ -181,5 +181,6 @@ def finish(shop: Workshop, name: str, device: str, lock: Lock, packages: int) ->
     }
     shutil.rmtree(f"{shop.layout.scratch}/uv", ignore_errors=True)  # before measuring: its files are hard-linked
     record["size"] = runtimes.size(path)
+    files.settle(path)
     files.replace_json(f"{path}/{names.RUNTIME_COMPLETE}", record)
     shutil.rmtree(shop.layout.wheels, ignore_errors=True)

@@ -90,6 +90,7 @@ def make(
         _verify(model.model, growing / WEIGHTS, row.sha256)
         _open_to_all(growing)
         record: dict[str, object] = {"model": model.model, "source": row.package, "at": clock.wall()}
+        files.settle(growing)
         files.replace_json(growing / names.RUNTIME_COMPLETE, record)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(growing, target)

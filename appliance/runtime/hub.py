@@ -71,6 +71,7 @@ def fetch(model: Model, config: Config, python: str, shop: Workshop, client: Loc
     shutil.rmtree(target / ".cache", ignore_errors=True)
     record: dict[str, object] = {"model": model.model, "source": config.models.source, "at": clock.wall()}
     record |= {"revision": str(answer.get("revision", "")), "size": _bytes(target)}
+    files.settle(target)
     files.replace_json(target / names.RUNTIME_COMPLETE, record)
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,13 @@ class Bench:
     def configure(self, text: str) -> None:
         (self.root / "config.toml").write_text(text)
 
-    def start(self, *words: str, uv: str = UV) -> subprocess.Popen[str]:
+    def start(self, *words: str, uv: str = UV, more: Mapping[str, str] = {}) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "appliance", "runtime-build", "--config", str(self.root / "config.toml")]
         command += ["--state-root", str(self.state), "--run-root", str(self.root / "run"), "--uv", uv]
         command += ["--locks", str(self.root / "locks"), "--python", PYTHON, *words]
         env = {"PATH": os.environ["PATH"], "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}
         env |= {"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"}  # nobody is there: asking again only takes time
-        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, env=env | more, stderr=subprocess.PIPE, text=True)
 
     def build(self, *words: str, status: int = 0, uv: str = UV) -> tuple[dict[str, Any], str]:
         """Run to the end; (state file, what was logged)."""
@@ -391,6 +391,19 @@ def hub_model(bench: Bench, model: str) -> Path:
     hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
     bench.configure(local(bench, hub).replace(f"{bench.root}/model", model))
     return bench.state / "models/huggingface" / model
+
+
+def test_what_is_named_complete_lies_on_the_disk(bench: Bench) -> None:
+    """A power cut half a minute later would else leave that word, and empty files."""
+    library, order = bench.root / "diskorder.so", bench.root / "order"
+    source = Path(__file__).parents[2] / "support/diskorder.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=LIMIT)
+    place = hub_model(bench, "org/good")
+    process = bench.start(more={"LD_PRELOAD": str(library), "DISK_ORDER": str(order)})
+    _, log = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, log
+    told = [line for line in order.read_text().splitlines() if line == "syncfs" or line.endswith("/.complete")]
+    assert told == ["syncfs", f"{bench.runtimes}/0.32.0-cpu/.complete", "syncfs", f"{place}/.complete"]
 
 
 def test_lengths_that_a_mirror_does_not_tell_are_not_zero(bench: Bench) -> None:
