@@ -50,7 +50,7 @@ def move_away(cache: str, key: str, wish: str) -> str:
     """Move what was compiled for `key` aside, once for each wish; its new name, empty for none. Raises OSError."""
     done = Path(cache, _DONE)
     try:
-        if not wish or done.read_text() == wish:
+        if not wish or done.read_text(errors="replace") == wish:
             return ""
     except FileNotFoundError:
         pass

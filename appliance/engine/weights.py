@@ -32,8 +32,12 @@ def fault_of(model: str, directory: str, flags: Mapping[str, object] = MappingPr
         pull = f"llm-appliance models pull {model}"
         return Cause("model-not-found", f"{model} is not on this machine", f"{pull}, or wait for llm-runtime", -1)
     count = 0
-    for parent, _, files in os.walk(directory, onerror=None):
+    for parent, below, files in os.walk(directory, onerror=None):
+        # What is hidden belongs to others: the lock of an editor is a link that leads nowhere.
+        below[:] = [name for name in below if not name.startswith(".")]
         for name in files:
+            if name.startswith("."):
+                continue
             count += 1
             path = os.path.join(parent, name)
             if not os.path.exists(path):

@@ -92,7 +92,8 @@ def directory_standing(path: str, user: str = names.ENGINE_USER) -> str:
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             return f"{path} is not a directory"
-        entries = [entry.path for entry in os.scandir(path) if entry.is_file()]
+        with os.scandir(path) as found:
+            entries = [entry.path for entry in found if entry.is_file() and not entry.name.startswith(".")]
     except FileNotFoundError:
         return f"{path} does not exist"
     except PermissionError:

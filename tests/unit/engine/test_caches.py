@@ -71,6 +71,14 @@ def test_caches_are_moved_once_for_each_wish(tmp_path: Path, log: Callable[[int,
     assert move_away(str(tmp_path), "now", "2.000") == "now.broken-2"
 
 
+def test_a_note_of_the_last_wish_that_is_torn_is_none(tmp_path: Path, log: Callable[[int, str], None]) -> None:
+    filled(tmp_path, "key", 1000.0)
+    (tmp_path / ".caches-moved").write_bytes(b"1.0\xff\x00")
+    settle(str(tmp_path), "key", "1.0", log)
+    assert not (tmp_path / "compiled/key/triton").exists()
+    assert (tmp_path / ".caches-moved").read_text() == "1.0"
+
+
 def test_an_engine_that_never_ran_has_no_caches(tmp_path: Path) -> None:
     assert move_away(str(tmp_path / "new"), "now", "1.000") == ""
 

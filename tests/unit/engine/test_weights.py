@@ -38,6 +38,16 @@ def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     assert fault.cause == "model-unreadable" and "model.safetensors" in fault.message
 
 
+def test_what_is_hidden_is_no_part_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/model.safetensors").write_bytes(b"half")
+    (tmp_path / ".#config.json").symlink_to("someone@host.1:2")
+    empty = fault_of("org/model", str(tmp_path))
+    assert empty is not None and empty.cause == "model-not-found"
+    (tmp_path / "config.json").write_text("{}")
+    assert fault_of("org/model", str(tmp_path)) is None
+
+
 def weights(header: bytes, data: int) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(data)
 

@@ -95,6 +95,8 @@ def test_a_directory_that_engines_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "closed" / "m"
     path.mkdir(parents=True)
     (path / "config.json").write_text("{}")
+    (path / ".credentials").touch(mode=0o600)
+    assert modelstore.directory_standing(str(path), user="nobody") == READY
     os.chmod(path / "config.json", 0o600)
     problem = modelstore.directory_standing(str(path), user="nobody")
     assert "cannot be read by the user nobody; chmod -R a+rX" in problem
