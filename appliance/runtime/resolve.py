@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ else:
     import tomli as tomllib
 
 DEADLINE_S = 300.0
+REFUSAL = re.compile(r"401 Unauthorized|403 Forbidden")  # in uv's hint to that
 NO_SOLUTION = "No solution found"  # uv's words for "the index answered, and has not got it"
 
 
@@ -98,6 +100,11 @@ def _ask(
     if ended.status == 0:
         return plan(tomllib.loads(answer.read_text()), lock, sources.wheelhouses, base=scratch)
     if NO_SOLUTION in ended.text:
+        if refusal := REFUSAL.search(ended.text):  # Unavailable: some mirrors say so of what they have not got
+            raise Unavailable(
+                f"the index answers {refusal[0]} for {lock.name}: is it the right address, with a user and password "
+                "that may read it? (https://USER:PASSWORD@HOST/...)"
+            )
         raise Unavailable(f"{lock.name} asks for what is not there: {_gist(ended.lines)}")
     raise Failed(
         f"the package index cannot be asked: {_gist(ended.lines)}",

@@ -263,6 +263,16 @@ def index(bench: Bench) -> Iterator[FileServer]:
         yield served
 
 
+@pytest.mark.parametrize("status", ["401", "403"])
+def test_an_index_that_does_not_let_us_in_is_not_one_that_lacks_packages(
+    bench: Bench, index: FileServer, status: str
+) -> None:
+    for path, script in index.files.items():
+        script.faults = [status] * 9 if path.startswith("/simple") else []
+    told, _ = bench.build(status=1)
+    assert f"the index answers {status} " in told["message"] and "user and password" in told["message"]
+
+
 def requests(index: FileServer, name: str) -> list[str | None]:
     return [span for path, span, _ in index.seen if path.startswith("/files/") and name in path]
 
