@@ -57,7 +57,8 @@ def shared_memory(directory: str) -> str:
     """What lies in a directory of shared memory, the largest first, and how full it is."""
     try:
         room = os.statvfs(directory)
-        found = [(entry.stat(follow_symlinks=False), entry.name) for entry in os.scandir(directory)]
+        with os.scandir(directory) as entries:
+            found = [(status, entry.name) for entry in entries if (status := _status(entry)) is not None]
     except OSError as error:
         return f"{directory} cannot be read: {error.strerror}\n"
     size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
@@ -65,6 +66,13 @@ def shared_memory(directory: str) -> str:
     found.sort(key=lambda each: -each[0].st_size)
     lines += [f"{status.st_size:>14} uid {status.st_uid} {name}" for status, name in found[:SHOWN_SEGMENTS]]
     return "\n".join(lines) + "\n"
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError:  # it went away meanwhile
+        return None
 
 
 def _numbers(directory: str) -> list[int]:

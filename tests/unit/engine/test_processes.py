@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from appliance.engine.processes import SHOWN_PROCESSES, SHOWN_THREADS, describe, shared_memory
@@ -38,3 +39,16 @@ def test_shared_memory_the_largest_first(tmp_path: Path) -> None:
     assert lines[0].endswith("2 entries")
     assert [line.split()[-1] for line in lines[1:]] == ["psm_large", "small"]
     assert "cannot be read" in shared_memory(str(tmp_path / "nowhere"))
+
+
+def test_segments_that_go_away_meanwhile_cost_no_others(tmp_path: Path) -> None:
+    (tmp_path / "psm_stays").write_bytes(b"x")
+    for number in range(2000):
+        (tmp_path / f"psm_{number}").touch()
+    remover = threading.Thread(target=lambda: [(tmp_path / f"psm_{number}").unlink() for number in range(2000)])
+    remover.start()
+    told = [shared_memory(str(tmp_path))]
+    while remover.is_alive():
+        told.append(shared_memory(str(tmp_path)))
+    remover.join()
+    assert [text for text in told if "psm_stays" not in text] == []
