@@ -67,6 +67,7 @@ class HfApi:
     def model_info(self, model, revision, files_metadata):
         if model.endswith("missing"): raise RepositoryNotFoundError(404)
         if model.endswith("hidden"): raise RepositoryNotFoundError(401)
+        if model.endswith("empty"): return types.SimpleNamespace(sha="abc-None", siblings=None)
         if model.endswith("portal"): json.loads("<html>")
         if revision not in (None, "v1"): raise RevisionNotFoundError("404 Not Found")
         if model.endswith("gated"): raise GatedRepoError(403)

@@ -47,7 +47,7 @@ class Room(Exception):
 
 
 class Damaged(Exception):
-    """Files that came twice, and twice not as the hub describes them."""
+    """Files that came twice, and twice not as the hub describes them; a description that cannot be of a model."""
 
 
 class Job(NamedTuple):
@@ -115,6 +115,8 @@ def fetched(job: Job, files: Mapping[str, File], fetch: Callable[[Sequence[str]]
     """Fetch what is wanted of `files`, and once more what came damaged. Raises Room, Damaged."""
     skipped = unwanted(list(files), job.is_whole)
     wanted = {name: file for name, file in files.items() if not any(fnmatch.fnmatch(name, p) for p in skipped)}
+    if not wanted:
+        raise Damaged("the hub lists no files of it")
     for name in wanted:
         if name.startswith("/") or ".." in name.split("/"):  # what is damaged is deleted, but nothing of others
             raise Damaged(f"the hub lists {name!r}, which is no file of a model's directory")

@@ -454,6 +454,7 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_begun(bench: Bench) -> Non
         ("org/missing", 78, "has no model org/missing"),
         ("org/hidden", 78, "has no model org/hidden"),  # what is not there is 401 for who has no token
         ("org/gated", 78, "token_file"),
+        ("org/empty", 1, "the hub lists no files of it"),
         ("org/portal", 1, "cannot be reached (Expecting value"),
         ("org/offline", 1, "cannot be reached (Name or service not known)"),
         ("builtin:nothing", 78, "there is no builtin:nothing"),
