@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -117,12 +121,53 @@ def test_the_engine_unit_says_what_the_code_relies_on() -> None:
     assert engine["RestartPreventExitStatus"] == [str(names.LAUNCHER_CONFIG)]
     assert engine["BindPaths"] == [f"-{names.engine_directory('%i')}"]
     assert engine["CacheDirectory"] == [f"{names.CACHE.removeprefix('/var/cache/')}/%i"]
-    own = f"install -d -m 2750 -o {names.ENGINE_USER} -g {names.GROUP} /proc/1/root{names.engine_directory('%i')}"
-    assert engine["ExecStartPre"][0].endswith(own)
+    directory = f"/proc/1/root{names.engine_directory('%i')}"
+    before = engine["ExecStartPre"]
+    assert before[0].endswith(f"install -d -m 2750 -o root -g {names.GROUP} {directory}")
+    assert sum(line.endswith(f"-o {names.ENGINE_USER} -g {names.GROUP} {directory}") for line in before) == 1
     copied = f"/proc/1/root{names.RUNGS}/%i.json /proc/1/root{names.engine_rung('%i')}"
-    assert engine["ExecStartPre"][1].startswith("-+") and engine["ExecStartPre"][1].endswith(copied)
+    assert [line for line in before if line.startswith("-+") and line.endswith(copied)]
     assert "Group" not in engine
     assert "SupplementaryGroups" not in engine
+
+
+@pytest.mark.parametrize("rung", [True, False])
+@pytest.mark.parametrize("left", ["launcher", "rung.json"])
+@pytest.mark.parametrize("to", ["directory", "file", "nothing"])
+def test_root_follows_no_link_that_an_engine_left(tmp_path: Path, rung: bool, left: str, to: str) -> None:
+    """The set-up runs as root in a directory of the engine's, which may have put anything there in its last run."""
+    own, rungs = (tmp_path / f"{path}".lstrip("/") for path in (names.engine_directory("chat"), names.RUNGS))
+    for directory in (own, rungs, tmp_path / "etc/directory"):
+        directory.mkdir(parents=True)
+    (tmp_path / "etc/file").write_text("precious")
+    if rung:
+        (rungs / "chat.json").write_text("{}")
+    (own / left).symlink_to(tmp_path / "etc" / to)
+    before = seen(tmp_path / "etc")
+    for line in settings("llm-engine@.service")["ExecStartPre"]:
+        if names.ENGINES_RUN in line:
+            set_up(line, "chat", tmp_path)
+    assert seen(tmp_path / "etc") == before
+    assert stat.S_IMODE((own / "launcher").lstat().st_mode) == stat.S_IMODE(own.lstat().st_mode) == 0o2750
+    assert (own / "launcher").is_dir() and not (own / "launcher").is_symlink()
+    there = own / "rung.json"
+    assert there.is_file() is rung and not there.is_symlink()
+
+
+def set_up(line: str, instance: str, root: Path) -> None:
+    """Run a line of ExecStartPre= below another root, with everything ours."""
+    text = line.lstrip("-+").replace("%i", instance).replace("$$", "$").replace("/proc/1/root", str(root))
+    text = re.sub(r"-o \S+ -g \S+", f"-o {os.getuid()} -g {os.getgid()}", text)
+    done = subprocess.run(shlex.split(text), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0 or line.startswith("-"), done.stderr
+
+
+def seen(directory: Path) -> dict[str, object]:
+    """What a directory and all that is in it look like."""
+    return {
+        str(path): (path.lstat().st_mode, path.lstat().st_uid, path.read_bytes() if path.is_file() else b"")
+        for path in (directory, *directory.rglob("*"))
+    }
 
 
 def test_the_engine_unit_leaves_out_what_breaks_vllm() -> None:
