@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
+
+LARGEST = 8 << 20  # bytes of a file that is read as JSON; ours have some thousand
 
 
 def replace(path: str | os.PathLike[str], content: bytes, mode: int = 0o644) -> None:
@@ -60,14 +63,50 @@ def replace_json(path: str | os.PathLike[str], value: dict[str, object], mode: i
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
-    """The JSON object at `path`; None when it is missing, unreadable, torn or of another version."""
+    """The JSON object at `path`; None when it is missing, unreadable, torn or of another version.
+
+    Some of the files lie where an engine may write: whatever is there, this neither waits nor raises, and what it
+    returns can be counted with and written again.
+    """
     try:
-        value = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
+        text = _content(path).decode()
+        value = json.loads(text, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
+        if "\\ud" in text or "\\uD" in text:  # half a surrogate pair can be written nowhere
+            json.dumps(value, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or value.get("v") != 1:
         return None
     return cast(dict[str, object], value)
+
+
+def _content(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a plain file. Raises OSError, ValueError for what is none or is too large."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("no plain file")
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError("too large")
+    return content
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError("too large a number")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if abs(number) > 1e30:
+        raise ValueError("too large a number")
+    return number
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -203,3 +204,39 @@ def test_status_is_as_the_supervisor_shows_it_now(local: Gateway) -> None:
     for state in ("serving", "draining", "serving"):
         local.fleet(chat={"state": state, "since": time.time(), "reason": "", "cause": None})
         assert local.admin("/status")["engines"][0]["replicas"][0]["state"] == state
+
+
+@pytest.mark.parametrize("hostile", ["pipe", "deep", "number", "text"])
+def test_what_an_engine_leaves_for_its_state_stops_nobody_else(tmp_path: Path, hostile: str) -> None:
+    """An engine may write there what it likes, and it runs a model's code."""
+    two = '[[engine]]\nname = "other"\nmodel = "builtin:minilm-l6-v2"\n'
+    gateway = Gateway(tmp_path, config(LOCAL + two))
+    for name in ("chat", "other"):
+        (gateway.run / "engines" / name).mkdir(parents=True)
+    engine = FakeEngine(uds=gateway.run / "engines/chat/vllm.sock")
+    file = gateway.run / "engines/other/state.json"
+    contents = {
+        "deep": '{"v": 1, "x": ' + "[" * 200_000 + "]" * 200_000 + "}",
+        "number": '{"v": 1, "phase": "loading", "since": ' + "9" * 400 + "}",
+        "text": '{"v": 1, "phase": "loading", "message": "\\ud800", "since": 1}',
+    }
+
+    def engine_state() -> object:
+        return [each["replicas"][0] for each in gateway.admin("/status")["engines"]][1]
+
+    try:
+        gateway.engine_state("chat", "serving")
+        gateway.engine_state("other", "loading", message="shard 2")
+        gateway.wait_serving("chat")
+        wait_until(lambda: "shard 2" in str(engine_state()), 5, "the state is read", 0.05)
+        if hostile == "pipe":
+            file.unlink()
+            os.mkfifo(file)
+        else:
+            file.write_text(contents[hostile])
+        wait_until(lambda: "shard 2" not in str(engine_state()), 5, "nothing is known", 0.05)
+        assert gateway.request("POST", CHAT, chat()).status == 200
+        assert gateway.request("POST", "/v1/embeddings", {"model": "minilm-l6-v2", "input": "a"}).status == 503
+    finally:
+        gateway.kill()
+        engine.close()

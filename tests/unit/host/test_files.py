@@ -53,5 +53,37 @@ def test_what_is_not_ours_is_unknown(tmp_path: Path, content: bytes) -> None:
     assert files.read_json(tmp_path / "f") is None
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"v": 1, "n": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"v": 1, "n": NaN}',
+        b'{"v": 1, "n": -Infinity}',
+        b'{"v": 1, "n": 1e999}',
+        b'{"v": 1, "n": ' + b"9" * 400 + b"}",
+        b'{"v": 1, "name": "\\uD800"}',
+        b'{"v": 1, "name": "\xed\xa0\x80"}',
+        b'{"v": 1, "name": "' + b"x" * files.LARGEST + b'"}',
+    ],
+    ids=["deep", "NaN", "infinite", "beyond float", "beyond int", "half a pair", "half a pair in bytes", "large"],
+)
+def test_what_an_engine_could_write_to_harm_its_readers_is_unknown(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "f").write_bytes(content)
+    assert files.read_json(tmp_path / "f") is None
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    assert [files.read_json(tmp_path / name) for name in ("pipe", "loop", "endless", "")] == [None] * 4
+
+
+def test_escaped_pairs_are_text(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b'{"v": 1, "name": "\\ud83d\\ude00"}')
+    assert files.read_json(tmp_path / "f") == {"v": 1, "name": "\U0001f600"}
+
+
 def test_a_missing_file_is_unknown(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "nothing") is None
