@@ -204,9 +204,10 @@ def _below(path: str, trees: Iterable[str]) -> bool:
 
 
 def _paths(value: object) -> Iterator[str]:
-    """Absolute paths anywhere in vLLM's flags, `name=/path` too."""
+    """Absolute paths anywhere in vLLM's flags, `name=/path` too. A text of several lines is none: it would go on as
+    lines of the unit."""
     if isinstance(value, str):
-        path = re.fullmatch(r"(?:[^/=\s]+=)?(/[^\x00]*)", value)
+        path = re.fullmatch(r"(?:[^/=\s]+=)?(/[^\x00-\x1f\x7f]*)", value)
         if path:
             yield path[1]
     elif isinstance(value, Mapping):

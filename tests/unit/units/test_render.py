@@ -159,6 +159,16 @@ def test_odd_paths_are_quoted() -> None:
     assert "ProtectHome=tmpfs\n" in runtime
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\0"])
+@pytest.mark.parametrize("flag", ["{}", "name={}"])
+def test_no_flag_of_vllm_becomes_a_line_of_the_unit(end: str, flag: str) -> None:
+    """Configurations are made of other people's files as well."""
+    value = flag.format(f"/home/model{end}ExecStartPre=+/bin/true")
+    for vllm in ({"tokenizer": value}, {"lora_modules": (value,)}, {"hf_overrides": {"a": {"b": value}}}):
+        rendered = units(Config(engines=(Engine(vllm=vllm),)))
+        assert "ExecStartPre" not in flat(rendered)
+
+
 def test_files_in_hidden_trees_are_bound_in() -> None:
     flags = {"chat_template": "/home/me/t.jinja", "lora_modules": ["a=/root/l", {"name": "b", "path": "/srv/l"}]}
     rendered = units(Config(engines=(Engine(vllm=flags, model="/tmp/model"),)))
