@@ -37,7 +37,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import date, datetime, time, timezone
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,8 @@ def create(
     """Add a key; returns it and its secret, which is nowhere else. Raises UsageError, KeysInvalid, OSError."""
     if not NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name a key", hint="letters, digits and . _ @ -, at most 64")
+    if odd := next((model for model in models if not model.isprintable()), None):
+        raise UsageError(f"{odd!r} is no name of a model: it holds what cannot be printed")
     with locked(path):
         keys = read(path).keys
         if any(key.name == name and key.state(now) == "good" for key in keys):
@@ -301,20 +303,26 @@ def _table(key: Key) -> bytes:
 
 
 def _moment(epoch: float) -> str:
-    return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        moment = datetime.fromtimestamp(epoch, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        raise UsageError("that is beyond the year 9999", hint="a key without an end has no time at all") from None
+    return moment.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def _toml(value: object) -> str:
-    """A value as TOML; strings need no more than JSON's escapes."""
+    """A value as TOML; strings need JSON's escapes and one more."""
     import json
 
-    if isinstance(value, datetime):
+    if isinstance(value, (date, time)):  # a datetime is a date
         return value.isoformat()
+    if isinstance(value, float):
+        return str(value)  # `nan` and `inf`, too, are TOML's words
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(str(name))} = {_toml(inner)}" for name, inner in value.items()) + " }"
+        return "{ " + ", ".join(f"{_toml(str(name))} = {_toml(inner)}" for name, inner in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(inner) for inner in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _gateway_group() -> int | None:

@@ -66,6 +66,31 @@ def test_names_that_are_none(file: str, name: str) -> None:
     assert not Path(file).exists()
 
 
+@pytest.mark.parametrize("model", ["a\x7f", "a\n", "a\x1b[8m", "a\udcff"])
+def test_a_model_that_cannot_be_named_spoils_no_file(file: str, model: str) -> None:
+    keystore.create(file, "alice", NOW)
+    before = Path(file).read_bytes()
+    with pytest.raises(UsageError, match="no name of a model"):
+        keystore.create(file, "bob", NOW, models=["chat", model])
+    assert Path(file).read_bytes() == before
+
+
+def test_times_that_cannot_be_written_spoil_no_file(file: str) -> None:
+    keystore.create(file, "alice", NOW)
+    before = Path(file).read_bytes()
+    with pytest.raises(UsageError, match="beyond the year 9999"):
+        keystore.create(file, "bob", NOW, expires=NOW * 1000)
+    with pytest.raises(UsageError, match="beyond the year 9999"):
+        keystore.rotate(file, "alice", NOW, overlap=1e20)
+    assert Path(file).read_bytes() == before
+
+
+def test_early_years_are_read_back(file: str) -> None:
+    Path(file).write_text(f"[[key]]\nid='a'\nname='old'\nhash='{HASH}'\nexpires=0988-01-01T00:00:00Z\n")
+    keystore.create(file, "alice", NOW)
+    assert [key.state(NOW) for key in keystore.read(file).keys] == ["expired", "good"]
+
+
 HASH, OTHER = "sha256:" + "0" * 64, "sha256:" + "1" * 64
 
 
@@ -115,14 +140,18 @@ def test_a_missing_file_holds_no_key_and_a_directory_is_bad(file: str, tmp_path:
 values = (
     st.booleans()
     | st.integers(-(2**53), 2**53)
-    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=20)
+    | st.floats(allow_nan=False)
+    | st.dates()
+    | st.times()
+    | st.datetimes()
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 )
 
 
 @given(
-    st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=20), max_size=3),
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=3),
     st.dictionaries(st.from_regex(r"[a-z]{9,12}", fullmatch=True), values | st.lists(values, max_size=2) |
-                    st.dictionaries(st.text("ab.\"", min_size=1, max_size=4), values, max_size=2), max_size=3),
+                    st.dictionaries(st.text("ab.\"\x7f", min_size=1, max_size=4), values, max_size=2), max_size=3),
     st.builds(KeyLimits, priority=st.sampled_from(PRIORITIES),
               **dict.fromkeys(keystore.LIMITS, st.none() | st.integers(1, 2**53))),
 )  # fmt: skip
