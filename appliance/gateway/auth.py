@@ -35,7 +35,7 @@ class Gatekeeper:
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._settings = Auth()
-        self._stamp: tuple[int, int, int] | None = (-1, -1, -1)
+        self._stamp: tuple[int, ...] | None = ()
         self.keys = keystore.Keys()
         self._principals: dict[str, Principal] = {}  # by the key's id
         self.problem = ""
@@ -43,7 +43,7 @@ class Gatekeeper:
     def configure(self, settings: Auth) -> None:
         """Take the settings and read the file they name, changed or not."""
         self._settings = settings
-        self._stamp = (-1, -1, -1)
+        self._stamp = ()
         self.refresh()
 
     def refresh(self) -> None:
@@ -51,7 +51,8 @@ class Gatekeeper:
         path = self._settings.keys_file
         try:
             status = os.stat(path)
-            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+            # With the time of the inode: a mode put right is a change too, and so is a copy with its time kept.
+            stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
         except OSError:
             stamp = None
         if stamp == self._stamp:
