@@ -63,7 +63,8 @@ def _verify(where: str, as_json: bool) -> int:
         output.print_json({"directory": where, "good": not report.faults, **asdict(report)})
         return EXIT_FOUND if report.faults else EXIT_OK
     for finding in report.findings:
-        print(output.paint(f"{'note' if finding.note else 'FAULT'}: {finding}", "yellow" if finding.note else "red"))
+        text = output.clean(f"{'note' if finding.note else 'FAULT'}: {finding}")
+        print(output.paint(text, "yellow" if finding.note else "red"))
     if report.faults > sum(not finding.note for finding in report.findings):
         print("and more of them; only the first are listed")
     lines, files_ = _count(report.lines, "line"), _count(report.files, "file")

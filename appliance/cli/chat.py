@@ -90,9 +90,10 @@ def _turn(gateway: Gateway, model: str, messages: list[dict[str, str]], words: s
     if limit is not None:
         body["max_tokens"] = limit
     said: list[str] = []
+    is_terminal = output.is_terminal()
     for piece in gateway.stream(body):
         said.append(piece)
-        sys.stdout.write(piece)
+        sys.stdout.write(output.shown(piece) if is_terminal else piece)
         sys.stdout.flush()
     print()
     messages.append({"role": "assistant", "content": "".join(said)})

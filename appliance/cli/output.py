@@ -16,9 +16,10 @@ import time
 from collections.abc import Iterable, Sequence
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_OWN = rf"\[(?:0|{'|'.join(_CODES.values())})m"  # what `paint` writes; others hide text, or write it over
+_ESCAPES = re.compile(rf"\x1b{_OWN}")
 _BREAKS = re.compile(r"[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029]|\x1b(?!{_OWN})")
 GAP = "  "
 
 
@@ -60,6 +61,11 @@ def clean(value: object) -> str:
     return _CONTROL.sub("?", _BREAKS.sub(" ", text)) or "-"
 
 
+def shown(text: str) -> str:
+    """A text of several lines that others had a part in: `clean` but for its line ends and tabs."""
+    return _CONTROL.sub("?", text)
+
+
 def lines(rows: Iterable[Sequence[object]], headers: Sequence[str] = (), columns: int | None = None) -> list[str]:
     """An aligned table as lines, each at most `columns` wide; pure, for those who print elsewhere."""
     cells = [[clean(value) for value in row] for row in rows]
@@ -97,4 +103,4 @@ def when(epoch: float | None) -> str:
 
 def note(text: str) -> None:
     """A remark beside the result, on standard error, so that a pipe holds the result alone."""
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)

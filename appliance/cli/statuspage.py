@@ -33,7 +33,9 @@ def lines(value: Mapping[str, Any], now: float, columns: int = WIDE) -> Iterator
     if isinstance(runtime, Mapping) and runtime.get("phase") not in (None, "complete"):
         percent = runtime.get("percent")
         share = f" ({percent:.0f} %)" if isinstance(percent, (int, float)) else ""
-        yield output.cut(f"runtime   {runtime['phase']}: {output.clean(runtime.get('message'))}{share}", columns)
+        yield output.cut(
+            f"runtime   {output.clean(runtime['phase'])}: {output.clean(runtime.get('message'))}{share}", columns
+        )
     yield from _supervisor(value, now, columns)
     yield ""
     yield from _states(value, now, columns)
@@ -59,7 +61,8 @@ def replicas(value: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapp
 
 def _head(value: Mapping[str, Any]) -> str:
     versions = value.get("versions") or {}
-    vllm = f", vLLM {versions['vllm']} ({versions.get('device') or '?'})" if versions.get("vllm") else ""
+    vllm = output.clean(f"{versions.get('vllm')} ({versions.get('device') or '?'})")
+    vllm = f", vLLM {vllm}" if versions.get("vllm") else ""
     word = str(value.get("state"))
     colour = {"serving": "green", "failed": "red", "invalid": "red", "unreachable": "red"}.get(word, "yellow")
     return f"llm-appliance {versions.get('appliance')}{vllm}: {output.paint(word, colour)}"

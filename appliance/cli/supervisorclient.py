@@ -64,7 +64,7 @@ def followed(op: str, *, silence_s: float = ANSWER_S, **fields: object) -> Mappi
             return event
         text = sentence(event)
         if text:
-            print(text, flush=True)
+            print(output.clean(text), flush=True)
     raise Unreachable("the supervisor ended before the order was done", hint=_hint())
 
 
@@ -85,7 +85,7 @@ def ended(event: Mapping[str, object]) -> int:
     message = str(event.get("message") or "")
     if event.get("ok") is True:
         if message:
-            print(message)
+            print(output.clean(message))
         return EXIT_OK
     output.note(f"llm-appliance: {message or 'the supervisor refused'}")
     status = event.get("status")

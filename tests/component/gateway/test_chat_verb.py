@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,48 @@ def test_no_gateway_is_3(tmp_path: Path, served: tuple[Gateway, str]) -> None:
         asked = chat(gateway, "hi", "--config", str(file), key=secret)
         _, err = asked.communicate(timeout=15)
     assert asked.returncode == 3 and "does not answer: connection refused\n" in err
+
+
+class Told(BaseHTTPRequestHandler):
+    """In the gateway's place: one answer, as a model can be brought to write it."""
+
+    TEXT = "x\x1b]0;title\x07\x1b[8m\x9b2J\ny"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        event = json.dumps({"choices": [{"delta": {"content": self.TEXT}}]})
+        body = f"data: {event}\n\ndata: [DONE]\n\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_answer_does_not_steer_the_terminal_and_is_whole_in_a_pipe(tmp_path: Path, terminal: bool) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Told) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        text = config(remote("http://127.0.0.1:1")).replace("127.0.0.1:0", f"127.0.0.1:{server.server_port}", 1)
+        (tmp_path / "config.toml").write_text(text)
+        ours, theirs = os.openpty() if terminal else os.pipe()
+        words = ("chat", "--config", f"{tmp_path}/config.toml", "--model", "m", "hi")
+        command = [sys.executable, "-m", "appliance", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=theirs, env=environment, cwd="/", timeout=30, check=False
+        )  # fmt: skip
+        server.shutdown()
+        thread.join()
+    told = os.read(ours, 4096).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0
+    if terminal:
+        assert told.replace("\r\n", "\n") == "x?]0;title??[8m?2J\ny\n"
+    else:
+        assert told == Told.TEXT + "\n"

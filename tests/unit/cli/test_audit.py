@@ -56,6 +56,21 @@ def newest(stage: Path) -> Path:
     return max((stage / "audit").glob("usage-*.jsonl"))
 
 
+def test_what_stands_in_a_ledger_does_not_reach_the_terminal_as_it_is(
+    stage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = AuditWriter(str(stage / "audit"))
+    hostile = "\x1b]0;title\x07\n\x1b[8m"
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    body = entry(time.time(), "k-other", model=hostile, outcome=hostile)
+    writer.append(today, [members({"event": "torn", "bytes": 3, "file": hostile}), members(body)])
+    writer.close()
+    for words in (("verify",), ("show",), ("show", "--sum")):
+        status, out, err = run(stage, capsys, "audit", *words)
+        assert status == 0 and "title" in out, words
+        assert not any(control in out + err for control in "\x1b\x07"), words
+
+
 def test_a_whole_ledger_is_good(stage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(stage, capsys, "audit", "verify")
     assert status == 0 and err == "" and ": 5 lines in " in out and ", 1 to 5\n" in out and out.endswith("is whole\n")

@@ -15,6 +15,7 @@ from appliance.cli import output
         ([["x", None, 3]], ("A", "B", "C"), ["A  B  C", "x  -  3"]),
         ([["long", "y"], ["s", "z"]], (), ["long  y", "s     z"]),
         ([["a\nb\x1b]0;evil\x07"]], (), ["a b?]0;evil?"]),
+        ([["\x1b[8mhidden\x1b[38;5;0m", "\x1b[31mours\x1b[0m"]], (), ["?[8mhidden?[38;5;0m  \x1b[31mours\x1b[0m"]),
     ],
 )
 def test_lines(rows: list[list[object]], headers: tuple[str, ...], made: list[str]) -> None:
@@ -47,3 +48,8 @@ def test_an_empty_table_has_no_headers(capsys: pytest.CaptureFixture[str]) -> No
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_json({"b": "ü", "a": (1, None)})
     assert capsys.readouterr().out == '{\n  "b": "ü",\n  "a": [\n    1,\n    null\n  ]\n}\n'
+
+
+def test_a_remark_keeps_its_lines_and_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
+    output.note("one\ttwo\nthree\x1b]0;evil\x07\r\x9b2J\x1b[8m")
+    assert capsys.readouterr().err == "one\ttwo\nthree?]0;evil???2J?[8m\n"

@@ -133,11 +133,12 @@ def test_without_incidents_nothing_is_said() -> None:
     assert "incident" not in "\n".join(lines({"state": "serving"}, NOW))
 
 
-@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "a\nb", "\x1b[2J"])
+@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "a\nb", "\x1b[2J", "\x1b[8m", "\x1b[30;40m"])
 def test_what_others_wrote_does_not_reach_the_terminal_as_it_is(text: str) -> None:
     held = {**CHAT, "state": "held", "reason": text, "next": text, "cause": text}
     drift = [{"kind": "unit", "text": text, "remedy": text}]
-    page = shown(status(held, drift=drift, keys={"use": [{**ALICE, "name": text}]}))
+    told = {"versions": {"vllm": text, "device": text}, "runtime": {"phase": text, "message": text}}
+    page = shown(status(held, drift=drift, keys={"use": [{**ALICE, "name": text}]}, **told))
     assert not any(control in line for line in page for control in ("\x1b", "\x07", "\n"))
 
 
