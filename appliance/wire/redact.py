@@ -39,8 +39,18 @@ _NAMED = re.compile(
     r"(?<![\w\-])(-{0,2})([A-Za-z_][\w\-]{0,80})([\"']?[ \t]*[=:][ \t]*|(?<=[A-Za-z])[ \t]+)([\"']?)"
     r"([^\s\"',;&?}\])]{3,1000})"
 )
+# A name that may be a secret's, with a value in quotes: that is hidden to its end, whatever stands in it. Quotes in
+# JSON in a line have a backslash before them.
+_NAMED_QUOTED = re.compile(
+    r"(?<![\w\-])(-{1,2})?(?=[\w\-]{0,80}?(?i:key|token|secret|pass|credential|auth|bearer|pat|cookie))"
+    r"([A-Za-z_][\w\-]{0,80})(\\*[\"']?[ \t]*[=:][ \t]*|(?(1)[ \t]+|(?!)))"
+    r"(\\*[\"'])((?:(?!\4)(?:\\.|.)){1,8000})"
+)
 _ALWAYS = "prompts?|messages|completions?|input_value|generated_text|prompt_token_ids|output_text"
-_QUOTED = "content|text|inputs?|query|documents?|arguments|instructions|system|output"
+_QUOTED = (
+    "content|text|inputs?|query|documents?|arguments|instructions|system|output|input_text|reasoning|reasoning_content"
+    "|thinking|partial_json|system_prompt|user_prompt"
+)
 _PROMPT = re.compile(
     rf"(?i)(?<![\w\-])[\"']?(?:(?:{_ALWAYS})[\"']?[ \t]*[:=][ \t]*(?=\S)"
     rf"|(?:{_QUOTED})[\"']?[ \t]*[:=][ \t]*(?=[\"'\[{{(]))(?P<rest>.*)"
@@ -142,7 +152,13 @@ def _shaped(text: str) -> str:
     if any(mark in text for mark in _MARKS):  # the pattern is slow, and what it looks for is rare
         text = _SHAPES.sub(HIDDEN, text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    return _NAMED.sub(_hide_named, text)
+    return _NAMED.sub(_hide_named, _NAMED_QUOTED.sub(_hide_quoted, text))
+
+
+def _hide_quoted(found: re.Match[str]) -> str:
+    value = found[5]
+    hidden = HIDDEN if is_secret_name(found[2]) else _NAMED_QUOTED.sub(_hide_quoted, value)
+    return found[0][: -len(value)] + hidden
 
 
 def _hide_named(found: re.Match[str]) -> str:

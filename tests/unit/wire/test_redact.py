@@ -45,7 +45,10 @@ def test_secrets_of_a_configuration_are_found_wherever_they_stand() -> None:
         f"--api-key {SECRET}", f"--hf-token={SECRET} --port 1", f"Authorization: Bearer {SECRET}", f"bearer {SECRET}",
         f"sk-{SECRET}", f"hf_{SECRET}", f"ghp_{SECRET}1234", f"https://me:{SECRET}@mirror/x", f"x-api-key={SECRET}",
         f"https://x/y?a=1&token={SECRET}", f"xoxb-{SECRET}", f"ERROR token={SECRET}", f"--flag token={SECRET}",
-        f"a=b=token={SECRET}", f"eyJhbGciOi.{SECRET}.sig",
+        f"a=b=token={SECRET}", f"eyJhbGciOi.{SECRET}.sig", f'password="a,{SECRET}"', f"password = 'two {SECRET} words'",
+        f'"token": "a b;c}}{SECRET}"', f'{{\\"token\\": \\"{SECRET}\\"}}', f"password='it\"s {SECRET}'",
+        f'--api-key "a {SECRET}"', f"password=\"it\\\"s {SECRET}\"", f"env='token=\"a {SECRET}\"'",
+        f'token="a {SECRET}',
     ],
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
@@ -54,13 +57,19 @@ def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
     assert hidden.startswith("(EngineCore pid=7) INFO before ") and hidden.endswith("\nnext line")
 
 
+def test_words_beside_a_quoted_secret_stay() -> None:
+    text = f"a='x y' token='b {SECRET}' c=\"d, e\" key_id='k 1'"
+    assert Redactor().text(text) == f"a='x y' token='{HIDDEN}' c=\"d, e\" key_id='k 1'"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "prompt: 'tell me of Ada'", "Received request x: prompt: 'Ada', params: SamplingParams(n=1)", "prompt=Ada",
         '{"messages": [{"role": "user", "content": "Ada"}]}', "'content': 'Ada'", "prompt_token_ids=[1, 2, Ada]",
         "input_value={'x': 'Ada'}, input_type=dict", 'generated_text="Ada"', "prompt: 'line one\nAda two\nAda three'",
-        'text="Ada', "Prompts: ['Ada']",
+        'text="Ada', "Prompts: ['Ada']", "DeltaMessage(role=None, content=None, reasoning='Ada', tool_calls=[])",
+        "reasoning_content='Ada'", "{'type': 'thinking', 'thinking': 'Ada'}", "system_prompt='Ada'",
     ],
 )  # fmt: skip
 def test_prompts_and_completions_are_cut_off(text: str) -> None:
