@@ -20,6 +20,7 @@ from appliance.wire.chunked import ChunkDecoder, FramingError, whole_chunk
 from appliance.wire.headers import HEAD_LIMIT, BadHead, ResponseHead, parse_head
 from appliance.wire.openai import Call, Pieces, Route
 from appliance.wire.tokenchunks import OPENINGS, SHORT, plain
+from appliance.wire.usage import find_usage
 
 from .answer import Answer
 from .finish import COMPLETE, LOST, End, Finish
@@ -27,6 +28,7 @@ from .upstream import EngineConnection
 
 KEPT = 65536  # bytes at an answer's end in which its usage is looked for
 HEAD_OF_BODY = 4096  # and at its beginning: some bodies tell it there
+USAGE = 2048  # and that it takes, where it stands in the middle
 END = b"0\r\n\r\n"  # the last chunk, without trailers
 INTERIM = 8  # heads with a status below 200 before an answer
 
@@ -359,6 +361,11 @@ class Relay:
         kept = self.kept
         kept += piece
         if len(kept) > KEPT + HEAD_OF_BODY:
+            # A client may ask for much behind the usage: its prompt's tokens, for one.
+            begin = HEAD_OF_BODY if self.usage_event else HEAD_OF_BODY - USAGE
+            at = kept.rfind(b'"usage"', begin, len(kept) - KEPT + 8)
+            if at >= 0 and find_usage(told := kept[at - 1 : at + USAGE]) is not None:
+                self.usage_event = bytes(told)
             del kept[HEAD_OF_BODY:-KEPT]
 
     def _body_end(self, last: bytes = b"") -> None:

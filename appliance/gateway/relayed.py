@@ -354,8 +354,11 @@ class RelayedRequest:
 
 
 def _usage(relay: Relay, finish: Finish) -> Usage | None:
-    """What the engine reported; for an answer that broke off, the token events that went by."""
+    """What the engine reported; of an answer that broke off, or tells nothing, the token events that went by."""
     complete = finish.end is End.COMPLETE
+    whole = find_usage(relay.kept[-NEAR_END:]) or find_usage(relay.kept) if relay.kept else None
+    if whole is not None:
+        return whole
     if relay.usage_event:
         told = find_usage(relay.usage_event)
         if told is not None and not complete and told.completion_tokens + ROLE < relay.events:
@@ -364,11 +367,7 @@ def _usage(relay: Relay, finish: Finish) -> Usage | None:
             return Usage(prompt, relay.events, told.cached_tokens if prompt else None, estimated=True)
         if told is not None:
             return told
-    if relay.kept:
-        return find_usage(relay.kept[-NEAR_END:]) or find_usage(relay.kept)
-    if not complete and relay.events:
-        return Usage(None, relay.events, None, estimated=True)
-    return None
+    return Usage(None, relay.events, None, estimated=True) if relay.events else None
 
 
 def _outcome(end: End, status: int) -> str:

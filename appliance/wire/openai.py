@@ -106,13 +106,16 @@ def parse_call(route: Route, body: bytes, content_type: str = "application/json"
     options = value.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise ApiError("invalid_request", "stream_options must be an object", param="stream_options")
+    asked = (options or {}).get("include_usage")
+    if asked is not None and not isinstance(asked, bool):  # an engine takes "no" for no, and would tell no usage
+        raise ApiError("invalid_request", "include_usage must be true or false", param="stream_options")
     return Call(
         model=model,
         stream=stream and route.streams,
         size=len(body),
         max_tokens=limit,
         answers=_answers(value, route),
-        include_usage=bool(options and options.get("include_usage")),
+        include_usage=bool(asked),
         stream_options=options,
         structured=_is_structured(value),
     )
@@ -207,7 +210,8 @@ def _limit(value: Mapping[str, object], counting: tuple[str, ...]) -> int | None
             raise ApiError("invalid_request", f"{name} must be a whole number from 0 to {MOST_TOKENS}", param=name)
     for name in counting:
         limit = value.get(name)
-        if isinstance(limit, int):
+        # A 0 is none for engines that ask whether it is true, and pass on to the next name.
+        if isinstance(limit, int) and (limit or name == counting[-1]):
             return limit
     return None
 

@@ -22,7 +22,9 @@ def test_a_call_holds_what_the_gateway_needs() -> None:
 @pytest.mark.parametrize(
     ("body", "limit"),
     [(b'{"model":"m"}', None), (b'{"model":"m","max_completion_tokens":3,"max_tokens":9}', 3),
-     (b'{"model":"m","max_output_tokens":4}', None), (b'{"model":"m","max_tokens":null}', None)],
+     (b'{"model":"m","max_output_tokens":4}', None), (b'{"model":"m","max_tokens":null}', None),
+     (b'{"model":"m","max_completion_tokens":0,"max_tokens":9}', 9), (b'{"model":"m","max_completion_tokens":0}', None),
+     (b'{"model":"m","max_completion_tokens":0,"max_tokens":0}', 0), (b'{"model":"m","max_tokens":0}', 0)],
 )  # fmt: skip
 def test_the_limit_has_many_names(body: bytes, limit: int | None) -> None:
     assert parse_call(CHAT, body).max_tokens == limit
@@ -94,6 +96,14 @@ def test_a_limit_that_was_added_counts(path: str) -> None:
 )
 def test_an_answer_that_must_keep_to_a_grammar(asks: dict[str, object], structured: bool) -> None:
     assert parse_call(CHAT, json.dumps({"model": "m", **asks}).encode()).structured is structured
+
+
+@pytest.mark.parametrize("asked", ["no", "off", "false", "", "true", 0, 1, 0.0, [], [1], {}])
+def test_whether_usage_is_told_is_not_left_to_the_engines_reading(asked: object) -> None:
+    body = {"model": "m", "stream": True, "stream_options": {"include_usage": asked}}
+    with pytest.raises(ApiError) as caught:
+        parse_call(CHAT, json.dumps(body).encode())
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "stream_options")
 
 
 def test_a_route_that_cannot_stream_does_not() -> None:
