@@ -131,7 +131,9 @@ def read(path: str) -> Keys:
         raise _unreadable(path, error) from None
     except OSError as error:
         raise KeysInvalid(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise KeysInvalid(f"{path}: not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # not UTF-8, no TOML, or a number of thousands of digits
         raise KeysInvalid(f"{path}: not valid TOML: {error}") from None
     entries = raw.get("key", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

@@ -110,6 +110,8 @@ HASH, OTHER = "sha256:" + "0" * 64, "sha256:" + "1" * 64
         (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nparallel = true", "parallel must be a whole number"),
         (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nclass = 'first'", "interactive, standard, batch"),
         ("[[key", "not valid TOML"),
+        ("key = " + "[" * 100_000, "nested too deeply"),
+        (f"[[key]]\nid='a'\nname='a'\nhash='{HASH}'\nrpm = {'9' * 5000}", "not valid TOML"),
     ],
 )  # fmt: skip
 def test_a_bad_file_names_the_place(file: str, text: str, words: str) -> None:
