@@ -10,7 +10,10 @@ from math import isfinite, isnan
 Rows = Iterable[tuple[Mapping[str, str], float]]  # labels and value of each line of a family
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+([^ \t]+)")
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_LABELS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\[\\"n])*"(?:,|$))*')
+_TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _UNESCAPE = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created")
 
@@ -68,7 +71,8 @@ def merge_labelled(expositions: Mapping[str, str], label: str, prefix: str) -> s
     """Several expositions as one: each family once, each sample with `label` set to its exposition's key.
 
     Only families whose name begins with `prefix` are kept. A label of that name in the source is renamed to
-    `exported_LABEL`, as Prometheus does itself when labels collide.
+    `exported_LABEL`, as Prometheus does itself when labels collide. Lines that Prometheus cannot read are left out: for
+    one of them it refuses all.
     """
     heads: dict[str, list[str]] = {}
     rows: dict[str, list[str]] = {}
@@ -78,16 +82,42 @@ def merge_labelled(expositions: Mapping[str, str], label: str, prefix: str) -> s
             if line.startswith(("# HELP ", "# TYPE ")):
                 words = line.split(" ", 3)
                 base = words[2] if len(words) > 2 else ""
-                if base.startswith(prefix) and (head := heads.setdefault(base, [])) is not None:
+                if line.startswith("# TYPE ") and (len(words) < 4 or words[3] not in _TYPES):
+                    continue
+                if (
+                    base.startswith(prefix)
+                    and _NAME.fullmatch(base)
+                    and (head := heads.setdefault(base, [])) is not None
+                ):
                     head += [line] if not any(known.startswith(line[:7]) for known in head) else []
                 continue
             match = _SAMPLE.match(line)
             if match is None or not match[1].startswith(prefix):
                 continue
-            labels = re.sub(rf'(^|,){label}="', rf'\1exported_{label}="', match[2] or "")
+            labels = _relabelled(match[2] or "", label)
+            if labels is None or not _is_number(match[3]):
+                continue
             joined = f"{mark},{labels}" if labels else mark
             rows.setdefault(_family_of(match[1], heads), []).append(f"{match[1]}{{{joined}}} {match[3]}")
     return "".join("\n".join([*heads.get(name, []), *lines]) + "\n" for name, lines in rows.items())
+
+
+def _relabelled(labels: str, label: str) -> str | None:
+    """Labels as they stand in a sample, one renamed; None for what are none, or would be there twice."""
+    if not _LABELS.fullmatch(labels):
+        return None
+    pairs = [(f"exported_{name}" if name == label else name, value) for name, value in _LABEL.findall(labels)]
+    if len({name for name, _ in pairs}) < len(pairs):
+        return None
+    return ",".join([f'{name}="{value}"' for name, value in pairs])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.isascii() and "_" not in text
 
 
 def _family_of(name: str, heads: Mapping[str, object]) -> str:

@@ -10,6 +10,7 @@ from appliance.quantity import UNKNOWN, Maybe
 from .promtext import Sample, samples
 
 PREFIX = "vllm:"
+MOST = 1e18
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second is the name before 0.10
@@ -74,5 +75,9 @@ def read_metrics(text: str) -> EngineMetrics:
 
 
 def _those(text: str, beginnings: tuple[str, ...]) -> Iterator[Sample]:
-    """Samples whose line begins so: an exposition has a thousand lines of histograms, which are passed over unread."""
-    return samples("\n".join(line for line in text.split("\n") if line.startswith(beginnings)))
+    """Samples whose line begins so: an exposition has a thousand lines of histograms, which are passed over unread.
+
+    What cannot be counted with is no reading: NaN, and numbers of which a sum may be infinite.
+    """
+    found = samples("\n".join(line for line in text.split("\n") if line.startswith(beginnings)))
+    return (sample for sample in found if abs(sample.value) < MOST)

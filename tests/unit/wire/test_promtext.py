@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,28 @@ def test_merging_keeps_families_together_and_names_the_engine() -> None:
     block = merged[merged.index("# TYPE vllm:ttft_seconds") :]
     assert block.index("vllm:ttft_seconds_bucket") < block.index("vllm:ttft_seconds_count")
     assert len(list(samples(merged))) == 8
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["vllm:x{bad} 1", 'vllm:x{a="b"} abc', 'vllm:x{a="\\q"} 1', 'vllm:x{1="b"} 1', 'vllm:x{a="b"c="d"} 1',
+     'vllm:x{a="b",a="c"} 1', 'vllm:x{engine="b",exported_engine="c"} 1', 'vllm:x{a="b"}} 1', "vllm:x{} 1_0",
+     "# TYPE vllm:x bogus", "# TYPE vllm:x", "# TYPE vllm:x counter more", "# TYPE vllm:x{ counter",
+     "# HELP vllm:x{ y"],
+)  # fmt: skip
+def test_a_line_that_would_cost_the_others_theirs_is_left_out(line: str) -> None:
+    """Prometheus refuses an exposition as a whole, with what all the other engines and the gateway say."""
+    merged = merge_labelled({"chat": TEXT, "odd": f"{line}\nvllm:y 1\n"}, "engine", "vllm:")
+    assert "vllm:x" not in merged and 'vllm:y{engine="odd"} 1' in merged
+    assert 'vllm:bare{engine="chat"} 4' in merged
+
+
+@pytest.mark.parametrize("labels", ['a="b",', 'a="b\\n\\\\\\"",c=""', "", 'le="+Inf"', 'a="}{ ,="'])
+@pytest.mark.parametrize("value", ["1", "1.5e+09", "NaN", "+Inf", "-1"])
+def test_a_line_that_can_be_read_is_kept(labels: str, value: str) -> None:
+    merged = merge_labelled({"chat": f"vllm:x{{{labels}}} {value}\n"}, "engine", "vllm:")
+    joined = ",".join(['engine="chat"', *([labels.rstrip(",")] if labels else [])])
+    assert merged == f"vllm:x{{{joined}}} {value}\n"
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b"]), st.text(max_size=12)), st.floats(allow_nan=False))

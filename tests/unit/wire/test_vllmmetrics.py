@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from appliance.quantity import UNKNOWN
 from appliance.wire.vllmmetrics import evidence, read_metrics
 
@@ -17,6 +19,13 @@ def test_what_is_not_there_is_unknown() -> None:
     metrics = read_metrics("python_info 1\nother:num_requests_running 5\n")
     for name in metrics.__slots__:
         assert getattr(metrics, name) is UNKNOWN
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e308"])
+def test_what_cannot_be_counted_with_is_unknown(value: str) -> None:
+    text = f'vllm:num_requests_running{{engine="0"}} {value}\nvllm:num_requests_running{{engine="1"}} {value}\n'
+    assert read_metrics(text).running is UNKNOWN and evidence(text) == {}
+    assert read_metrics(text + 'vllm:num_requests_running{engine="2"} 3\n').running == 3
 
 
 def test_the_old_name_of_the_cache_is_known() -> None:
