@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +34,12 @@ ABORT_S = 12.0  # an abort ends itself after 8
 JOURNAL_S = 8.0
 DRIVER_S = 10.0  # nvidia-smi asks each GPU; it is quick or it hangs
 LOG_BYTES = FILE_BYTES
+PARTS = 8  # of a launcher's answer, each LOG_BYTES at most
 STACKS = "stacks.txt"
 # Never with -b or -k, which ask for the boot id that the sandbox shows: `boot_id` tells more.
 JOURNAL = ("journalctl", "--no-pager", "-q", "-o", "short-iso-precise")
 KERNEL_SINCE = "-15min"
+_PART = re.compile(r"[a-z]{1,20}")
 
 Found = Mapping[str, str]
 Source = Callable[[], Awaitable[Found]]
@@ -101,7 +104,7 @@ async def ask_launcher(subject: Subject, verb: str, deadline_s: float = LAUNCHER
         parts, done = await asyncio.wait_for(_converse(path, {"verb": verb, "run": subject.run, **fields}), deadline_s)
     except asyncio.TimeoutError:
         raise Missing(f"the launcher did not answer within {deadline_s:.0f} s") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Missing(f"the launcher does not answer: {error}") from error
     if done.get("message") == names.ANOTHER_RUN:
         raise Over(names.ANOTHER_RUN)
@@ -118,9 +121,14 @@ async def _converse(path: str, request: Mapping[str, object]) -> tuple[dict[str,
         writer.write(json.dumps(request).encode() + b"\n")
         while line := await reader.readline():
             value = json.loads(line)
+            if not isinstance(value, dict):
+                raise ValueError("a line of its answer is no object")
             if value.get("done"):
                 return parts, value
             part = str(value.get("part"))
+            # It has its engine's user, and a part's name becomes a file's.
+            if not _PART.fullmatch(part) or len(parts.keys() | {part}) > PARTS:
+                raise ValueError("its answer has parts that there are not")
             parts[part] = (parts.get(part, "") + str(value.get("text")))[-LOG_BYTES:]
     finally:
         writer.close()

@@ -70,6 +70,40 @@ def test_what_answers_is_kept_and_what_does_not_is_named(tmp_path: Path) -> None
     assert json.loads((tmp_path / "incidents" / ABOUT.id / "timeline.jsonl").read_text())["src"] == "journal"
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"part": "../../planted", "text": "x"}], [{"part": "/a", "text": "x"}], [{"part": ".x", "text": "x"}],
+        [{"part": "", "text": "x"}], [{"part": "a\n", "text": "x"}], [{"text": "x"}],
+        [{"part": chr(97 + number % 26) * (1 + number // 26), "text": "x"} for number in range(500)],
+        [["done"]], [3], ["[" * 100_000],
+    ],
+)  # fmt: skip
+def test_a_launcher_writes_no_files_of_its_choosing(tmp_path: Path, lines: list[object]) -> None:
+    """It runs as its engine's user, and whoever has got into the engine may answer in its place."""
+
+    async def launcher(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        for line in lines:
+            writer.write((line if isinstance(line, str) else json.dumps(line)).encode() + b"\n")
+        writer.write(b'{"done": true, "ok": true, "message": ""}\n')
+        writer.close()
+
+    async def story() -> Incident:
+        path = names.engine_evidence("chat", str(tmp_path / "run"))
+        os.makedirs(os.path.dirname(path))
+        server = await asyncio.start_unix_server(launcher, path)
+        try:
+            return await collect(ABOUT, subject(tmp_path), Store(str(tmp_path / "incidents")))
+        finally:
+            server.close()
+
+    kept = asyncio.run(asyncio.wait_for(story(), 30))
+    assert "shm.txt" in kept.missing and "processes.txt" in kept.missing
+    assert len(kept.collected) < 10 and all("/" not in name for name in kept.collected)
+    assert not (tmp_path / "planted.txt").exists()
+
+
 def test_another_runs_answers(tmp_path: Path) -> None:
     """A launcher that has begun the next run has no evidence of this one; the verdict has its lines."""
 
