@@ -104,7 +104,7 @@ async def _answer_to(request: bytes, reader: asyncio.StreamReader, writer: async
     try:
         writer.write(request)
         answer = json.loads(await asyncio.wait_for(reader.readline(), WORD_S))
-    except (OSError, ValueError, asyncio.TimeoutError):
+    except (OSError, ValueError, RecursionError, asyncio.TimeoutError):
         return ""
     finally:
         writer.close()

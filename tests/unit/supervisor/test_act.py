@@ -56,8 +56,10 @@ def said_to(answer: bytes | None) -> tuple[str, list[dict[str, object]], list[di
         (None, "its launcher does not listen", True),
         (b"", "", False),  # it may have begun before it ended: who restarts its unit now would start twice
         (b"{broken\n", "", False),
+        (b"[" * 60_000 + b"\n", "", False),
+        (b"x" * 200_000 + b"\n", "", False),
     ],
-    ids=["taken", "refused", "nobody there", "hung up", "no answer of ours"],
+    ids=["taken", "refused", "nobody there", "hung up", "no answer of ours", "too deep", "too long"],
 )
 def test_the_word_or_a_restart_never_both(answer: bytes | None, told: str, restarted: bool) -> None:
     refusal, heard, asked = said_to(answer)
