@@ -154,6 +154,40 @@ def test_root_follows_no_link_that_an_engine_left(tmp_path: Path, rung: bool, le
     assert there.is_file() is rung and not there.is_symlink()
 
 
+@pytest.mark.parametrize("planted", ["link", "pipe", "directory", "large"])
+def test_root_reads_nothing_for_the_supervisor_that_it_may_not_read(tmp_path: Path, planted: str) -> None:
+    """What it lays down for an engine's start is copied by root to where the supervisor and the gateway may read it."""
+    own, rungs = (tmp_path / path.lstrip("/") for path in (names.engine_directory("chat"), names.RUNGS))
+    for directory in (own, rungs, tmp_path / "etc"):
+        directory.mkdir(parents=True)
+    (tmp_path / "etc/shadow").write_text("secret")
+    rung = rungs / "chat.json"
+    if planted == "link":
+        rung.symlink_to(tmp_path / "etc/shadow")
+    elif planted == "pipe":
+        os.mkfifo(rung)
+    elif planted == "directory":
+        rung.mkdir()
+    else:
+        rung.write_bytes(b"x" * (8 << 20))
+    (line,) = (each for each in settings("llm-engine@.service")["ExecStartPre"] if names.RUNGS in each)
+    set_up(line, "chat", tmp_path)
+    copy = own / "rung.json"
+    assert not copy.exists() or (b"secret" not in copy.read_bytes() and copy.stat().st_size <= 1 << 20)
+
+
+def test_a_rung_is_copied_for_the_engine_to_read(tmp_path: Path) -> None:
+    own, rungs = (tmp_path / path.lstrip("/") for path in (names.engine_directory("chat"), names.RUNGS))
+    for directory in (own, rungs):
+        directory.mkdir(parents=True)
+    (rungs / "chat.json").write_text("{}")
+    (rungs / "chat.json").chmod(0o600)
+    (line,) = (each for each in settings("llm-engine@.service")["ExecStartPre"] if names.RUNGS in each)
+    set_up(line, "chat", tmp_path)
+    copy = own / "rung.json"
+    assert copy.read_text() == "{}" and stat.S_IMODE(copy.stat().st_mode) == 0o644
+
+
 def set_up(line: str, instance: str, root: Path) -> None:
     """Run a line of ExecStartPre= below another root, with everything ours."""
     text = line.lstrip("-+").replace("%i", instance).replace("$$", "$").replace("/proc/1/root", str(root))
