@@ -58,8 +58,8 @@ def settle(directory: str | os.PathLike[str]) -> None:
 
 
 def replace_json(path: str | os.PathLike[str], value: dict[str, object], mode: int = 0o644) -> None:
-    """`replace` with a JSON object, `"v": 1` added. A name of a file that is no UTF-8 is written as JSON escapes it."""
-    replace(path, json.dumps({"v": 1, **value}, ensure_ascii=False).encode(errors="backslashreplace") + b"\n", mode)
+    """`replace` with a JSON object, `"v": 1` added. In a file's name that is no UTF-8 `?` stands for what is not."""
+    replace(path, json.dumps({"v": 1, **value}, ensure_ascii=False).encode(errors="replace") + b"\n", mode)
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
