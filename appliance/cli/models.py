@@ -111,10 +111,11 @@ def _remove(config: Config, wanted: str) -> int:
     path = next((path for name, path in modelstore.stored(root) if name == wanted), None)
     if path is None:
         raise Failed(f"there are no files of {wanted} in {root}", hint="llm-appliance models list")
-    if os.path.islink(path):
+    real = os.path.realpath(path)
+    if real != os.path.join(os.path.realpath(root), os.path.relpath(path, root)):  # root deletes nothing behind a link
         raise Failed(
-            f"{path} is a link of your own to {os.path.realpath(path)}: remove both yourself",
-            hint=f"rm {path}, then what it leads to where nothing else needs that",
+            f"{path} leads by a link to {real}: remove it yourself",
+            hint="remove the link, then what it leads to where nothing else needs that",
         )
     freed = runtimes.size(path)
     Path(path, names.RUNTIME_COMPLETE).unlink(missing_ok=True)  # first: half a model must not pass for a whole one

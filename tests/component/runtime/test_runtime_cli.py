@@ -181,14 +181,15 @@ def test_a_model_in_use_stays_and_an_unused_one_goes(machine: Machine) -> None:
     assert machine.run("models", "pull", "org/none")[0] == 2
 
 
-def test_what_the_operator_has_linked_here_is_not_half_removed(machine: Machine) -> None:
+@pytest.mark.parametrize("linked", ["new", "new/y"])
+def test_what_a_link_leads_to_is_not_removed(machine: Machine, linked: str) -> None:
     machine.model("huggingface/old/y")
     store = machine.root / "state/models/huggingface"
     (store / "old").rename(machine.root / "disk")
-    (store / "new").mkdir()
-    (store / "new/y").symlink_to(machine.root / "disk/y")
+    (store / linked).parent.mkdir(exist_ok=True)
+    (store / linked).symlink_to(machine.root / "disk" / linked.removeprefix("new").lstrip("/"))
     status, _, err = machine.run("models", "rm", "new/y")
-    assert (status, f"a link of your own to {machine.root}/disk/y" in err) == (1, True)
+    assert (status, f"leads by a link to {machine.root}/disk/y" in err) == (1, True)
     assert (machine.root / "disk/y/.complete").exists()
 
 
