@@ -43,6 +43,7 @@ def _each(members: Iterable[tuple[int | str, object]], one: Callable[[object], T
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 _ADDRESS = re.compile(r"(?:(\d{1,3}(?:\.\d{1,3}){3})|\[([0-9A-Fa-f:.]+)\]):(\d{1,5})")
+_SECRET = re.compile(r"(?<=//)[^/@?#]+(?=@)|(?<=[?#]).+", re.DOTALL)  # where a text that should be a URL may hold one
 _URL = re.compile(r"https?://(?:[^\s/@?#]+@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(/[^\s?#]*)?")
 _GPU = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -188,8 +189,13 @@ def _url(row: Row, value: object) -> str:
     text = _text(row, value)
     match = _URL.fullmatch(text)
     if text and (match is None or int(match[1] or 0) > 65535):
-        raise Wrong(f"{show(value)} is not a URL", f"http:// or https:// and a host, like {row.example}")
+        raise Wrong(f"{_show_url(text)} is not a URL", f"http:// or https:// and a host, like {row.example}")
     return text.rstrip("/")
+
+
+def _show_url(text: str) -> str:
+    """A URL, or what should be one, as the journal may have it."""
+    return show(_SECRET.sub("***", text))
 
 
 def _list(row: Row, value: object) -> list[object]:
@@ -214,7 +220,8 @@ def _urls(row: Row, value: object) -> tuple[str, ...]:
         if not url:
             raise Wrong('"" is not a URL', f"like {row.example}")
         if url.endswith("/v1"):
-            raise Wrong(f"{show(url)} ends in /v1, which is added to it", f"write {show(url[: -len('/v1')])}")
+            shorter = _show_url(url[: -len("/v1")])
+            raise Wrong(f"{_show_url(url)} ends in /v1, which is added to it", f"write {shorter}")
         return url
 
     return _each(enumerate(_list(row, value)), one)

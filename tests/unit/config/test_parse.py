@@ -59,3 +59,22 @@ def test_a_duration_is_spelt_exactly(seconds: float) -> None:
 
 def test_nothing_is_the_default() -> None:
     assert parse({}) == (Config(), ())
+
+
+def test_what_is_no_url_is_told_without_the_secrets_in_it() -> None:
+    """Problems go to the journal. Each setting that takes URLs, and a text of every kind that is none."""
+    rows = [row for row in ROWS if row.kind in ("url", "urls")]
+    assert len(rows) > 3
+    for row in rows:
+        for text in (
+            "http://h:1/x?key=s3cret",
+            "ftp://u:s3cret@h",
+            "https://s3cret@h h",
+            "https://u:s3cret@h/v1/#s3cret",
+        ):
+            value: object = [text] if row.kind == "urls" else text
+            table: object = {row.key: value}
+            raw: dict[str, object] = {row.table: [table] if row.table == "engine" else table}
+            _, problems = parse(raw)
+            told = [str(problem) for problem in problems if row.key in problem.key]
+            assert told and "s3cret" not in "".join(told), row.path
