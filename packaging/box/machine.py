@@ -26,6 +26,8 @@ Network = Literal["host", "private"]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOT_LIMIT, STOP_LIMIT = 60.0, 120.0
 POWEROFF = signal.SIGRTMIN + 4  # to systemd as PID 1: start poweroff.target
+# The daily work of Debian itself: on a disk that was kept it may begin at any moment, with the locks of apt and dpkg.
+TIMERS = ("apt-daily", "apt-daily-upgrade", "dpkg-db-backup", "e2scrub_all", "fstrim")
 
 
 @dataclass(frozen=True)
@@ -242,8 +244,12 @@ class Box:
         return self.path(inside).read_text()
 
     def journal(self, arguments: str = "-b -n 120") -> str:
-        """The end of the box's journal, and what failed, for a person who looks at a failure."""
-        command = f"systemctl --failed --no-legend --plain; journalctl --no-pager -o short-monotonic {arguments}"
+        """The end of the box's journal, and what failed, for a person who looks at a failure.
+
+        All that was said until now is in it: journald on a busy machine is behind, and is waited for.
+        """
+        show = f"journalctl --sync; journalctl --no-pager -o short-monotonic {arguments}"
+        command = f"systemctl --failed --no-legend --plain; {show}"
         with contextlib.suppress(BoxError):
             return f"--- box {self.name} ---\n" + self.sh(command, timeout=30, check=False).out
         return f"--- box {self.name}: not running ---\n"
@@ -287,6 +293,7 @@ class Box:
         command += ["--register=no", "--keep-unit", "--settings=no", "--link-journal=no", "--notify-ready=yes"]
         command += ["--console=pipe", "--suppress-sync=yes", f"--hostname={self.name}"]
         command += ["--private-network", "--resolv-conf=off"] if private else ["--resolv-conf=copy-host"]
+        command += ["--", *(f"systemd.mask={timer}.timer" for timer in TIMERS)]  # to PID 1, as a kernel's command line
         enter = "".join(
             f"echo $$ > {shlex.quote(str(group))}/cgroup.procs; " for group in processes.make_cgroups(self.name)
         )

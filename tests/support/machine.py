@@ -58,8 +58,8 @@ class Appliance:
         return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
 
     def journal(self, arguments: str) -> str:
-        """Lines of the journal of this boot."""
-        return self.box.sh(f"journalctl -b --no-pager {arguments}", check=False).out
+        """Lines of the journal of this boot, all until now: journald on a busy machine is behind, and is waited for."""
+        return self.box.sh(f"journalctl --sync; journalctl -b --no-pager {arguments}", check=False).out
 
     def processes(self, unit: str) -> dict[str, int]:
         """Name -> pid (the box's own) of the processes in a unit."""
