@@ -237,7 +237,8 @@ def test_removed_installed_again_purged(box: Box, deb: Path) -> None:
     for unit in ("llm-appliance.target", "llm-gateway.socket", "llm-gateway-admin.socket", "llm-unitctl.socket"):
         assert box.sh(f"systemctl is-active {unit}", check=False).out.strip() == "active", unit
 
-    box.sh("systemctl stop llm-runtime")  # it tries again, and would write where the next line deletes
+    # The builder would write where the next line deletes: it tries again, and the supervisor has it started anew.
+    box.sh("systemctl stop llm-supervisor llm-unitctl.socket 'llm-unitctl@*'; systemctl stop llm-runtime")
     box.sh(f"rm -rf {state}/runtimes {state}/incidents")  # parts that are missing
     said = box.sh("apt-get purge -y llm-appliance", timeout=180).out
     told = re.findall(r"deleting (\S+) \(\d+K\)", said)
