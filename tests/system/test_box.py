@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from box import Box, BoxError
-from box.machine import has_layer
+from box.machine import STOP_LIMIT, has_layer
 from box.places import place
+
+from tests.support.waiting import wait_until
 
 CLIENT = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8123/x').read().decode())"
 
@@ -23,7 +25,7 @@ def box() -> Iterator[Box]:
 
 
 def test_systemd_runs_in_it(box: Box) -> None:
-    assert box.sh("systemctl is-system-running").out.strip() == "running"
+    assert box.sh("systemctl is-system-running --wait").out.strip() == "running"  # a box is there before its last jobs
     assert box.sh("stat -f -c %T /sys/fs/cgroup").out.strip() == "cgroup2fs"
 
 
@@ -37,8 +39,9 @@ def test_a_command_s_status_and_both_streams(box: Box) -> None:
 def test_a_command_has_a_deadline(box: Box) -> None:
     began = time.monotonic()
     assert box.sh("sleep 60 | cat", timeout=0.5, check=False).status is None
-    assert time.monotonic() - began < 5
-    assert box.sh("grep -l sleep /proc/[0-9]*/comm", check=False).out.strip() == ""
+    assert time.monotonic() - began < 30
+    look = "grep -sl sleep /proc/[0-9]*/comm"  # what was killed is there until the box's PID 1 has reaped it
+    wait_until(lambda: box.sh(look, check=False).out.strip() == "", 20, "nothing of it is left")
 
 
 def test_what_a_package_must_bring_is_not_in_the_base(box: Box) -> None:
@@ -61,7 +64,7 @@ def test_two_boxes_on_the_same_port(box: Box) -> None:
         for one, text in ((box, "first"), (other, "second")):
             one.write("/srv/www/x", text)
             one.sh("systemd-run -q --unit=www python3 -m http.server 8123 -d /srv/www --bind 127.0.0.1")
-            one.sh("until (echo > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout=20)
+            one.sh("until (echo > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout=60)
         for one, text in ((box, "first"), (other, "second")):
             assert one.outside([sys.executable, "-c", CLIENT]).out.strip() == text
 
@@ -73,7 +76,7 @@ def test_a_reboot_keeps_the_disk_and_a_late_command_does_not_hold_it_up(box: Box
     began = time.monotonic()
     box.reboot()
     late.wait(10)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < STOP_LIMIT / 2
     assert box.read("/srv/kept") == "kept"
     assert box.sh("systemctl show -P UserspaceTimestampMonotonic").out not in before
 
