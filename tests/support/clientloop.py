@@ -61,9 +61,10 @@ class Loop:
                 self.good += not problem
                 self.bad += [problem] if problem else []
                 self.longest = max(self.longest, time.monotonic() - began)
-                if self.asked % 20 == 0:
-                    with open(f"{self.stop}.count", "w") as file:
+                if self.asked % 20 == 0:  # replaced, since whoever reads half of it would count from nought
+                    with open(f"{self.stop}.count.new", "w") as file:
                         file.write(str(self.asked))
+                    os.replace(f"{self.stop}.count.new", f"{self.stop}.count")
 
 
 def main() -> None:
