@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.component.gateway.hostile.wire import REFUSED
-from tests.support.gatewaylook import rss, settle
+from tests.support.gatewaylook import Watch, rss, settle
 from tests.support.gatewayprocess import FakeEngine, Gateway, fault
 from tests.support.rawclient import connect, read_all, send
 from tests.support.rawrequests import CHUNKED, LENGTH, get, post
@@ -50,7 +50,7 @@ FIELD = b"POST /v1/models HTTP/1.1\r\nHost: x\r\n"
 )
 def test_a_head_has_a_deadline(gateway: Gateway, begin: bytes, piece: bytes) -> None:
     data, seconds = trickle(gateway.port, begin, piece)
-    assert (b"HTTP/1.1 400" in data or (piece and not data)) and 0.9 < seconds < 4
+    assert (b"HTTP/1.1 400" in data or (piece and not data)) and 0.9 < seconds < 9
 
 
 def test_a_second_head_has_a_deadline_too(gateway: Gateway) -> None:
@@ -59,7 +59,7 @@ def test_a_second_head_has_a_deadline_too(gateway: Gateway) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         connection.sendall(b"GET /heal")
         reply = read_all(connection)
-    assert reply.statuses == [400] and reply.seconds is not None and 0.9 < reply.seconds < 4
+    assert reply.statuses == [400] and reply.seconds is not None and 0.9 < reply.seconds < 9
 
 
 @pytest.mark.parametrize("fields", [LENGTH, CHUNKED])
@@ -133,7 +133,7 @@ def test_floods_cost_no_memory(gateway: Gateway) -> None:
     ids=["requests", "requests and reads", "chunks of a byte", "chunks of a byte for nobody"],
 )
 def test_a_flood_costs_neither_memory_nor_the_others_their_time(gateway: Gateway, begin: bytes, reads: bool) -> None:
-    before, slowest = rss(gateway), 0.0
+    before, watch = rss(gateway), Watch(gateway)
     flood = (b"1\r\n \r\n" if begin else get(b"/nothing")) * 10_000
 
     def ask() -> None:
@@ -147,15 +147,15 @@ def test_a_flood_costs_neither_memory_nor_the_others_their_time(gateway: Gateway
         for thread in threads[: 1 + reads]:
             thread.start()
         end = time.monotonic() + 2
-        while (begun := time.monotonic()) < end:
-            assert send(gateway.port, get(b"/healthz", b"Connection: close\r\n")).statuses == [200]
-            slowest = max(slowest, time.monotonic() - begun)
+        while time.monotonic() < end:
+            with watch.call():
+                assert send(gateway.port, get(b"/healthz", b"Connection: close\r\n")).statuses == [200]
         grown = rss(gateway) - before
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         for thread in threads[: 1 + reads]:
             thread.join()
-    assert grown < 20 and slowest < 2
+    assert grown < 20 and watch.slowest < 2
     settle(gateway)
 
 
