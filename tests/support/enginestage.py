@@ -23,7 +23,7 @@ from appliance.engine.tree import descendants
 from .waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 20.0
+LIMIT = 60.0
 # The launcher's own `main` with limits that suit a test; the start's is the engine's, as always. Where the second word
 # is a path, a stand-in stands by, and its pid is written there.
 PROGRAM = """

@@ -55,7 +55,8 @@ grammar_allowance = "6s"
 device = "cuda"
 """
 ENGINE = '[[engine]]\nname = "{name}"\nmodel = "/models/{name}"\ngpus = {cards}\n'
-WAITS = "read word && while :; do :; done"  # from its first line on it turns in a loop
+# From its first line on it turns in a loop, and is first in the queue then: a busy machine, too, gives it a core.
+WAITS = "renice -n -10 -p $$ >/dev/null 2>&1; read word && while :; do :; done"
 PROCESSES = ("VLLM::APIServer", "VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1")
 
 

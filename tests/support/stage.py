@@ -22,7 +22,7 @@ from tests.support.fakesystemctl import FakeSystemd
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 20.0
+LIMIT = 60.0
 SETTINGS = """
 [supervisor]
 interval = "100ms"

@@ -21,7 +21,7 @@ from appliance.engine import tree
 from appliance.engine.standby import PROGRAM, Standby, Unfit
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 15.0
+LIMIT = 60.0
 
 HEAVY = """
 import os

@@ -100,7 +100,7 @@ def test_a_stop_during_the_imports_is_obeyed_at_once(stage: Stage) -> None:
     own = standby(stage)
     assert stage.process is not None
     stage.process.terminate()
-    assert stage.process.wait(5) == names.LAUNCHER_STOPPED
+    assert stage.process.wait(20) == names.LAUNCHER_STOPPED
     assert not alive(own) and stage.pids() == {}
     assert INSTEAD not in stage.output
 

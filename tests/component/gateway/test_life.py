@@ -198,8 +198,8 @@ def test_a_drain_finishes_what_runs_and_ends_what_takes_too_long(start: Start, e
         assert short.read().endswith(b"data: [DONE]\n\n")
         rest = long.read()
         assert b'"code":"gateway_draining"' in rest[-200:] and b"[DONE]" not in rest
-        assert gateway.process.wait(5) == 0
-        assert 0.9 < time.monotonic() - began < 4
+        assert gateway.process.wait(20) == 0
+        assert 0.9 < time.monotonic() - began < 20
     with pytest.raises(OSError):
         gateway.request("GET", "/healthz")
 
@@ -218,7 +218,7 @@ def test_a_drain_waits_for_a_client_that_takes_its_answer_late(
             gateway.process.wait(4)
         data = read_all(slow).data
     assert len(data) > 50_000 and data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert gateway.process.wait(5) == 0
+    assert gateway.process.wait(20) == 0
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_a_drain_waits_for_bodies_and_answers_those_that_do_not_come(start: Star
         served, refused = read_all(slow), read_all(never)
         assert served.statuses == [200] and served.seconds is not None
         assert refused.statuses == [503] and refused.error["code"] == "gateway_draining"
-        assert gateway.process.wait(5) == 0
+        assert gateway.process.wait(20) == 0
 
 
 def test_an_idle_gateway_ends_at_once(start: Start, engine: FakeEngine) -> None:
@@ -247,7 +247,7 @@ def test_an_idle_gateway_ends_at_once(start: Start, engine: FakeEngine) -> None:
     kept.getresponse().read()
     began = time.monotonic()
     assert gateway.stop() == 0
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 12  # its `drain` is a minute
     kept.close()
 
 

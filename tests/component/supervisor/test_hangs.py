@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from appliance.host import proc
 from appliance.quantity import parse_duration
 from tests.support.gpustage import REST, SPIN, GpuStage, Rig, gpus
 from tests.support.stage import unit
@@ -45,7 +46,15 @@ def scheduler(stage: GpuStage, name: str) -> None:
 
 
 def livelock(stage: GpuStage, name: str) -> None:
+    core = stage[name].processes[1].pid
+
+    def used() -> float:
+        seen = proc.read_process(core)
+        return seen.cpu_s if seen is not None else 0.0
+
+    before = used()
     stage.turn(name)
+    stage.wait(lambda: used() > before + 0.1, "it turns")
     stage[name].stands_still(running=1)
 
 
