@@ -64,8 +64,11 @@ def run(argv: list[str], timeout: float) -> tuple[int | None, str]:
 def _kill_group(group: int) -> None:
     """Kill a command's group: what runs in the box first, so that nsenter still reaps it, then nsenter itself.
 
-    The other way round a dead child would wait for the host's PID 1, and the box's shutdown for the child.
+    The other way round a dead child would wait for the host's PID 1, and the box's shutdown for the child. All are
+    stopped before, so that none is born between the look and the kill.
     """
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGSTOP)
     entered = [pid for pid in _pids_of_group(group) if _in_a_box(pid)]
     for pid in entered:
         with contextlib.suppress(OSError):
@@ -108,7 +111,7 @@ def kill_entered(leader: int) -> None:
         if not entry.name.isdigit():
             continue
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
+            words = _words(entry)
             group = os.getpgid(int(entry.name))
         except OSError:
             continue
@@ -118,6 +121,15 @@ def kill_entered(leader: int) -> None:
             os.kill(int(entry.name), signal.SIGKILL)
         else:
             _kill_group(group)
+
+
+def _words(entry: Path) -> list[bytes]:
+    """A process's command line. In the instant of its exec a process that has just been started shows an empty one."""
+    deadline = time.monotonic() + 1
+    while not (line := (entry / "cmdline").read_bytes()) and time.monotonic() < deadline:
+        os.readlink(entry / "exe")  # raises for a kernel's thread and for the dead, which have none for good
+        time.sleep(0.001)
+    return line.split(b"\0")
 
 
 # --- cgroups -----------------------------------------------------------------------------------------------------

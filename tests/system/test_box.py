@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from box import Box, BoxError
+from box import Box, BoxError, processes
 from box.machine import STOP_LIMIT, has_layer
 from box.places import place
 
@@ -67,6 +67,13 @@ def test_two_boxes_on_the_same_port(box: Box) -> None:
             one.sh("until (echo > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout=60)
         for one, text in ((box, "first"), (other, "second")):
             assert one.outside([sys.executable, "-c", CLIENT]).out.strip() == text
+
+
+def test_a_command_is_found_and_ended_in_its_first_instant(box: Box) -> None:
+    for _ in range(100):
+        late = subprocess.Popen(box.argv("exec sleep 100"), start_new_session=True)
+        processes.kill_entered(box.leader)
+        late.wait(20)
 
 
 def test_a_reboot_keeps_the_disk_and_a_late_command_does_not_hold_it_up(box: Box) -> None:
