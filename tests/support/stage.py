@@ -30,6 +30,7 @@ interval = "100ms"
 backoff = "50ms"
 budget = 3
 """
+NOBODY = '[gateway]\nlisten = ["127.0.0.1:9"]\nadmin_listen = "127.0.0.1:7"\n'  # this machine may have a gateway
 CHAT = '[[engine]]\nname = "chat"\nmodel = "/models/chat"\ngpus = []\n'
 EMBED = '[[engine]]\nname = "embed"\nmodel = "/models/embed"\ngpus = []\n'
 
@@ -99,7 +100,7 @@ class Stage:
         return {**os.environ, **here, **self.systemd.environment}
 
     def write(self, text: str, settings: str = SETTINGS) -> None:
-        self.config.write_text(settings + text)
+        self.config.write_text(("" if "[gateway]" in settings + text else NOBODY) + settings + text)
 
     def complete(self, there: bool) -> None:
         """Make the runtime complete, or not."""
