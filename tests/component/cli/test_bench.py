@@ -39,20 +39,20 @@ def measured(still: Stage, engine: FakeEngine, *words: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_figures_are_the_engines_own_times(still: Stage, engine: FakeEngine) -> None:
-    """First tokens after 400 ms, others every 50 ms: within 5 %, as soon as the machine lets the engine keep them."""
-    engine.engine.fault = {"first": 0.4}
-    engine.engine.gap = 0.05
-    known = {"ttft": 0.4, "itl": 0.05, "tpot": 0.05, "e2el": 0.4 + 7 * 0.05}
+    """First tokens after 800 ms, others every 200 ms: within 5 %, as soon as the machine lets the engine keep them."""
+    engine.engine.fault = {"first": 0.8}
+    engine.engine.gap = gap = 0.2  # what a busy machine adds to each is little beside it
+    known = {"ttft": 0.8, "itl": gap, "tpot": gap, "e2el": 0.8 + 7 * gap}
 
     def close() -> dict[str, Any] | None:
-        step = measured(still, engine, "--concurrency", "4", "--requests", "8", "--target-ttft", "500ms")["steps"][0]
+        step = measured(still, engine, "--concurrency", "4", "--requests", "8", "--target-ttft", "1s")["steps"][0]
         assert (step["completed"], step["output_tokens"], step["failed"], step["estimated"]) == (8, 64, 0, 0)
-        rate = 8 * 8 / (2 * (known["e2el"] + 2 * 0.05))  # two events more: usage and [DONE]
+        rate = 8 * 8 / (2 * (known["e2el"] + 2 * gap))  # two events more: usage and [DONE]
         near = abs(step["output_tokens_per_s"] / rate - 1) < 0.05
         near = near and all(abs(step[name]["p50"] / value - 1) < 0.05 for name, value in known.items())
         return step if near else None
 
-    step = wait_until(close, 30, "figures within 5 % of the engine's")
+    step = wait_until(close, 25, "figures within 5 % of the engine's")
     assert step is not None and step["goodput"] == pytest.approx(step["requests_per_s"], rel=0.3)
 
 
