@@ -60,11 +60,15 @@ class Ending:
         self._oom_now: Maybe[int] = UNKNOWN
         self._first_t = float("inf")
         self._steps: dict[str, Step] = {}
+        self._own_step: tuple[str, Step] | None = None  # of this run's own end
         self._suspects: Maybe[int] = UNKNOWN
         self.said: Said | None = None
 
     def begin(self) -> None:
         """A run begins: what belonged to the one before it is over."""
+        if self._own_step is not None:
+            self.keep_step(*self._own_step)
+            self._own_step = None
         self._exits.clear()
         self._removed.clear()
         self._oom_before = self._oom_now
@@ -184,6 +188,10 @@ class Ending:
         """A failure of a GPU was judged: the next one of that GPU begins from here."""
         if pci:
             self._steps[pci] = max(step, self._steps.get(pci, Step.NOTHING))
+
+    def keep_end(self, pci: str, step: Step) -> None:
+        """The same of this run's end. Who asks for its evidence once more is not told that it was there before."""
+        self._own_step = pci, step
 
     @property
     def owner(self) -> Owner:

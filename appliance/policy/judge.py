@@ -168,7 +168,7 @@ class Judge:
         self._over = self._of_failure(failure, end, now)
         self._over_at, self._end = end.t, None
         self._aftermath.enter(end.t, failure, self.ending.hint)
-        self.ending.keep_step(failure.pci, failure.step)
+        self.ending.keep_end(failure.pci, failure.step)
 
     def _begin(self, start: str = "", began: float = float("-inf")) -> None:
         """Another run begins, or has by now where nobody tells when it began."""

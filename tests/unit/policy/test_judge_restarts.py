@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from appliance.config.model import Supervisor
+from appliance.policy.failure import hardware_of
 from appliance.policy.judge import Judge
-from appliance.samples import Milestone, Proc, Setting
+from appliance.samples import Milestone, Proc, Setting, Xid
 
 LOOK_S = 2.0
 NEVER = 1e9
@@ -82,3 +83,23 @@ def test_a_new_run_is_judged_by_its_own_end_alone(story: Story) -> None:
             verdicts.add(judge.judged(t).verdict)
     died = seen and story.death < NEVER
     assert ("failed" in verdicts) == died, verdicts
+
+
+def test_an_end_that_was_judged_is_not_one_that_came_before_it() -> None:
+    """Who is slow asks for its evidence after that; the next run's end of the same kind goes one step up."""
+    judge, card = Judge(Setting(gpus=1, engine_gpu_pci=("0000:17:00",)), Supervisor()), "0000:17:00"
+
+    def told(run: str, begin: float) -> str:
+        """What is asked after the end of a run was judged."""
+        judge.feed(Milestone(t=begin, phase="starting", start=run))
+        judge.feed(Milestone(t=begin + 10.0, phase="serving", start=run))
+        judge.feed(Xid(t=begin + 20.0, number=74, pci=card))
+        judge.feed(Milestone(t=begin + 20.5, phase="exited", start=run))
+        judge.feed(Proc(t=begin + 40.0, pid=1, name="another"))  # no more can come that tells of the end
+        assert judge.judged(begin + 60.0).cause == "nvlink-fault"
+        failure = hardware_of(judge.ending.evidence(begin + 20.5, begin + 60.0))
+        assert failure is not None
+        return failure.reason
+
+    assert "--gpu-reset" in told("a", 0.0)
+    assert "not for the first time" in told("b", 100.0)
