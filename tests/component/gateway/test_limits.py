@@ -19,7 +19,6 @@ from appliance.config.model import KeyLimits
 from appliance.host import keystore
 from tests.component.gateway.conftest import QUICK, Start
 from tests.support.gatewayprocess import MODEL, FakeEngine, Gateway, Response, chat, config, fault, remote
-from tests.support.rawengine import RawEngine
 from tests.support.waiting import clear_of_midnight, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -233,52 +232,11 @@ def test_the_days_tokens_outlive_a_restart_and_the_sdk_gives_up(
 def test_a_limit_of_nothing_is_not_one(limited: Gateway, keys: Make, engine: FakeEngine) -> None:
     """Engines have read `max_completion_tokens or max_tokens`, and what is in neither is as much as fits."""
     secret = keys("kim", max_tokens=20)
-    assert (
-        ask(limited, secret, chat(max_completion_tokens=0, max_tokens=1_000_000)).json["error"]["param"] == "max_tokens"
-    )
+    refused = ask(limited, secret, chat(max_completion_tokens=0, max_tokens=1_000_000))
+    assert refused.json["error"]["param"] == "max_tokens"
     engine.log.clear()
     assert ask(limited, secret, chat(max_completion_tokens=0)).status == 200
     assert engine.log[-1]["max_tokens"] == 20
-
-
-USED = b'"usage":{"prompt_tokens":7,"total_tokens":1007,"completion_tokens":1000,"prompt_tokens_details":null}'
-
-
-def whole(before: int, after: int) -> bytes:
-    """An answer with its usage somewhere in it, and a text that looks like one on both sides."""
-    decoy = b'"x \\"usage\\":{\\"prompt_tokens\\":0,\\"completion_tokens\\":0} %b"'
-    body = b'{"choices":[{"text":%b}],%b,"prompt_text":%b}' % (decoy % (b"x" * before), USED, decoy % (b"y" * after))
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-
-
-def test_what_an_answer_used_is_counted_wherever_it_is_told(start: Start, keys: Make, tmp_path: Path) -> None:
-    """A client may ask for so much behind it that it is far from the end."""
-    clear_of_midnight(30)
-    engine = RawEngine()
-    gateway = start(config(remote(engine.url), auth=f'keys_file = "{tmp_path}/keys.toml"'))
-    secret, told = keys("lee"), 0
-    sizes = (0, 3990, 4000, 4050, 70_000, 200_000)
-    for before, after in [(b, a) for b in sizes for a in (0, 1000, 65_300, 65_330, 65_360, 65_390, 65_400, 200_000)]:
-        engine.answer = whole(before, after)
-        assert ask(gateway, secret).status == 200
-        told += 1007
-        seen = wait_until(lambda: gateway.admin("/status")["keys"]["use"], 5, "its use", 0.02)
-        assert seen[0]["tokens_today"] == told, (before, after)
-    engine.close()
-
-
-def test_a_stream_that_tells_no_usage_is_counted_by_its_events(start: Start, keys: Make, tmp_path: Path) -> None:
-    clear_of_midnight(10)
-    engine = RawEngine()
-    gateway = start(config(remote(engine.url), auth=f'keys_file = "{tmp_path}/keys.toml"'))
-    events = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n' * 500
-    engine.answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + events + b"data: [DONE]\n\n"
-    engine.then_close = True
-    answer = ask(gateway, keys("mia"), chat(stream=True))
-    assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
-    seen = wait_until(lambda: gateway.admin("/status")["keys"]["use"], 5, "its use", 0.02)
-    assert 500 <= seen[0]["tokens_today"] < 550
-    engine.close()
 
 
 def test_limits_change_while_the_gateway_runs(limited: Gateway, keys: Make, tmp_path: Path) -> None:
