@@ -51,6 +51,7 @@ def test_apply_takes_effect_and_is_remembered(stage: Stage) -> None:
     assert "hf_secret" in kept.read_text()
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_broken_edit_changes_nothing_and_is_explained(stage: Stage) -> None:
     before = stage.systemd.calls

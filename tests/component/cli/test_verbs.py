@@ -37,6 +37,7 @@ def test_hold_resume_restart(stage: Stage) -> None:
     assert (unknown.returncode, "chat, embed" in unknown.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_drain_and_undrain(stage: Stage) -> None:
     """No new calls for it, also for another run; it is not touched otherwise."""
     drained = call(stage, "drain", "chat", "--reason", "new fans")

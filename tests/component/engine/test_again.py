@@ -90,6 +90,7 @@ def test_the_word_is_about_one_run(stage: Stage) -> None:
     assert stage.read("state.json")["again"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["configuration", "invalid", "rung"])
 def test_what_needs_another_unit_is_not_started_in_this_one(stage: Stage, what: str) -> None:
     before = crashed(stage, word=1.0)

@@ -171,6 +171,7 @@ def test_a_directory_that_is_not_there_is_told_at_once(engine: FakeEngine, start
     assert [entry["request_id"] for entry in lines(directory)] == ["early"]
 
 
+@pytest.mark.slow
 def test_two_gateways_do_not_write_one_chain(engine: FakeEngine, start: Start, tmp_path: Path) -> None:
     directory = tmp_path / "audit"
     directory.mkdir()

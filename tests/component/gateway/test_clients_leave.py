@@ -112,6 +112,7 @@ def test_many_clients_that_leave_at_any_moment_leak_nothing(engine: FakeEngine, 
     assert gateway.text().count("route=") == 300
 
 
+@pytest.mark.slow
 def test_a_reader_that_takes_nothing_is_cut_after_the_stall_limit(gateway: Gateway, engine: FakeEngine) -> None:
     with ask(gateway, "stuck", fault("pad=50000,tokens=2000", stream=True)):
         wait_until(lambda: engine.marked("stuck"), 5, "it runs", 0.02)

@@ -168,6 +168,7 @@ def test_wrong_usage(words: list[str]) -> None:
     assert seen.returncode == 2 and seen.stderr.startswith("llm-appliance: "), seen.stderr
 
 
+@pytest.mark.slow
 def test_the_appliance_itself(gateway: Gateway, tmp_path: Path) -> None:
     """Without --through: the machine that it runs on."""
     text = gateway.config_file.read_text().replace(

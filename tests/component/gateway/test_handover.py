@@ -126,6 +126,7 @@ def test_under_load_nothing_is_lost_and_one_chain_is_written(begin: Begin, engin
     manager.socket.close()
 
 
+@pytest.mark.slow
 def test_the_new_process_alone_counts(begin: Begin, engine: FakeEngine, tmp_path: Path) -> None:
     """Places of an engine, of a key, its minute and its day: what the old process holds stands in new calls' way."""
     gateway = begin(NARROW.replace("1", "2", 1))

@@ -251,6 +251,7 @@ def test_an_idle_gateway_ends_at_once(start: Start, engine: FakeEngine) -> None:
     kept.close()
 
 
+@pytest.mark.slow
 def test_sockets_from_systemd_outlive_the_process(
     sockets: dict[str, socket.socket], engine: FakeEngine, tmp_path: Path
 ) -> None:

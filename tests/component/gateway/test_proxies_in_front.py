@@ -161,6 +161,7 @@ def test_the_client_s_address_is_believed_from_this_proxy(server: WebServer, gat
     assert line and "client=127.0.0.2 " in line[0], line
 
 
+@pytest.mark.slow
 def test_calls_share_connections_to_the_gateway(server: WebServer, gateway: Gateway) -> None:
     """Kept alive behind the proxy: not one socket in TIME_WAIT for each call."""
 

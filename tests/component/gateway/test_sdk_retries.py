@@ -51,6 +51,7 @@ def refusal(status: int, fields: str) -> bytes:
     return head.encode() + BODY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sdk", ["openai", "anthropic"])
 @pytest.mark.parametrize(
     ("status", "fields", "tries", "at_least"),

@@ -83,6 +83,7 @@ def hub_model(bench: Bench, model: str) -> Path:
     return bench.state / "models/huggingface" / model
 
 
+@pytest.mark.slow
 def test_what_is_named_complete_lies_on_the_disk(bench: Bench) -> None:
     """A power cut half a minute later would else leave that word, and empty files."""
     library, order = bench.root / "diskorder.so", bench.root / "order"
@@ -96,12 +97,14 @@ def test_what_is_named_complete_lies_on_the_disk(bench: Bench) -> None:
     assert told == ["syncfs", f"{bench.runtimes}/0.32.0-cpu/.complete", "syncfs", f"{place}/.complete"]
 
 
+@pytest.mark.slow
 def test_lengths_that_a_mirror_does_not_tell_are_not_zero(bench: Bench) -> None:
     place = hub_model(bench, "org/sizeless")
     assert bench.build()[0]["models"] == {"org/sizeless": "ready"}
     assert (place / "model.safetensors").stat().st_size == 5000
 
 
+@pytest.mark.slow
 def test_a_hub_that_lists_files_of_others_has_none_deleted(bench: Bench) -> None:
     place = hub_model(bench, "org/outside")
     place.parent.mkdir(parents=True)
@@ -111,6 +114,7 @@ def test_a_hub_that_lists_files_of_others_has_none_deleted(bench: Bench) -> None
     assert (place.parent / "kept").read_text() == "another's"
 
 
+@pytest.mark.slow
 def test_what_a_killed_client_has_left_does_not_grow(bench: Bench) -> None:
     place = hub_model(bench, "org/killed")
     for _ in range(2):

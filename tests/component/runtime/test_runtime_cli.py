@@ -167,6 +167,7 @@ def test_models_of_the_machine(machine: Machine) -> None:
     assert (status, [line.split()[0] for line in out.splitlines()]) == (0, ["MODEL", "org/x", "old/y"])
 
 
+@pytest.mark.slow
 def test_a_model_in_use_stays_and_an_unused_one_goes(machine: Machine) -> None:
     machine.model("huggingface/old/y")
     machine.model("huggingface/org/x")

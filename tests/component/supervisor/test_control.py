@@ -96,6 +96,7 @@ def test_restart_waits_until_it_serves(stage: Stage) -> None:
     assert stage.starts("embed") == 1
 
 
+@pytest.mark.slow
 def test_what_was_ordered_is_shown_when_it_is_answered(stage: Stage) -> None:
     """Who asks for the status next is not told how it was before."""
     stage.ask("drain", engine="chat")
@@ -110,6 +111,7 @@ def test_what_was_ordered_is_shown_when_it_is_answered(stage: Stage) -> None:
     assert stage.fleet("chat")["state"] in ("starting", "waiting")
 
 
+@pytest.mark.slow
 def test_what_was_applied_is_no_edit_any_more(stage: Stage) -> None:
     stage.write("[gateway]\nmax_connections = 4000\n" + CHAT + EMBED)
     stage.wait(lambda: stage.drift, "the edit is shown")
@@ -163,6 +165,7 @@ def test_a_caller_that_leaves_changes_nothing(stage: Stage) -> None:
     assert stage.ask("status")[-1]["ok"] is True
 
 
+@pytest.mark.slow
 def test_apply_restarts_the_changed_engine_alone(stage: Stage) -> None:
     stage.write(CHAT + 'memory_max = "8GiB"\n' + EMBED)
     order = Order(stage, "apply")
@@ -180,6 +183,7 @@ def test_apply_of_nothing_new_touches_nothing(stage: Stage) -> None:
     assert stage.systemd.calls == calls
 
 
+@pytest.mark.slow
 def test_apply_stops_what_is_gone_and_starts_what_is_new(stage: Stage) -> None:
     stage.write(EMBED + CHAT.replace('"chat"', '"talk"'))
     order = Order(stage, "apply")

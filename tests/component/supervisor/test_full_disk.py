@@ -51,6 +51,7 @@ def serve_both(stage: Stage) -> None:
     stage.serving("embed")
 
 
+@pytest.mark.slow
 def test_a_death_that_cannot_be_put_on_disk_is_left_to_the_net_and_told_once(stage: Stage, disk: Full) -> None:
     serve_both(stage)
     disk.fill()

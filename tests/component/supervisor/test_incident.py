@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -70,6 +71,13 @@ def test_what_answers_is_kept_and_what_does_not_is_named(tmp_path: Path) -> None
     assert json.loads((tmp_path / "incidents" / ABOUT.id / "timeline.jsonl").read_text())["src"] == "journal"
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A socket's path may have 107 bytes."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
 @pytest.mark.parametrize(
     "lines",
     [
@@ -79,7 +87,7 @@ def test_what_answers_is_kept_and_what_does_not_is_named(tmp_path: Path) -> None
         [["done"]], [3], ["[" * 100_000],
     ],
 )  # fmt: skip
-def test_a_launcher_writes_no_files_of_its_choosing(tmp_path: Path, lines: list[object]) -> None:
+def test_a_launcher_writes_no_files_of_its_choosing(short: Path, lines: list[object]) -> None:
     """It runs as its engine's user, and whoever has got into the engine may answer in its place."""
 
     async def launcher(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,18 +98,18 @@ def test_a_launcher_writes_no_files_of_its_choosing(tmp_path: Path, lines: list[
         writer.close()
 
     async def story() -> Incident:
-        path = names.engine_evidence("chat", str(tmp_path / "run"))
+        path = names.engine_evidence("chat", str(short / "run"))
         os.makedirs(os.path.dirname(path))
         server = await asyncio.start_unix_server(launcher, path)
         try:
-            return await collect(ABOUT, subject(tmp_path), Store(str(tmp_path / "incidents")))
+            return await collect(ABOUT, subject(short), Store(str(short / "incidents")))
         finally:
             server.close()
 
     kept = asyncio.run(asyncio.wait_for(story(), 30))
     assert "shm.txt" in kept.missing and "processes.txt" in kept.missing
     assert len(kept.collected) < 10 and all("/" not in name for name in kept.collected)
-    assert not (tmp_path / "planted.txt").exists()
+    assert not (short / "planted.txt").exists()
 
 
 def test_another_runs_answers(tmp_path: Path) -> None:

@@ -190,6 +190,7 @@ def test_one_start_at_a_time(tmp_path: Path) -> None:
         stage.serving("embed")
 
 
+@pytest.mark.slow
 def test_engines_wait_for_the_runtime_and_start_by_themselves(stage: Stage) -> None:
     stage.complete(False)
     stage.start()
@@ -294,6 +295,7 @@ def test_no_configuration_at_all_is_waited_out(stage: Stage) -> None:
     stage.serving()
 
 
+@pytest.mark.slow
 def test_there_is_one_supervisor(stage: Stage) -> None:
     stage.start()
     first = stage.process

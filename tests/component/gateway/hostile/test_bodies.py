@@ -131,6 +131,7 @@ def test_a_bomb_is_refused_and_others_are_served_meanwhile(gateway: Gateway, nam
     settle(gateway)
 
 
+@pytest.mark.slow
 def test_a_key_of_any_bytes_is_401_and_in_no_log(engine: FakeEngine, start: Start, tmp_path: Path) -> None:
     gateway = start(config(remote(engine.url), auth=f'keys_file = "{tmp_path / "keys.toml"}"'))
     before = len(engine.log)

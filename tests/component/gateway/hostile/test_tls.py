@@ -188,6 +188,7 @@ def test_a_client_that_is_cut_off_ends_the_engine_s_work(secure: Gateway, truste
     settle(secure)
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_is_ended_within_tls(secure: Gateway, trusted: Path) -> None:
     before, memory = descriptors(secure), rss(secure)
     held = [wrapped(secure, trusted, receive=4096) for _ in range(16)]
