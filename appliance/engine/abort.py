@@ -32,7 +32,8 @@ class Abort:
         self._until = now
         self._end = now + ALL_S
         self._text: list[str] = []
-        self._size = 0
+        self._size = self._size_before = 0
+        self._gone = False  # whether the last look found the present one gone
         tree.send(signal.SIGSTOP, (process.pid for process in self.targets))
 
     def hear(self, line: str) -> None:
@@ -40,10 +41,17 @@ class Abort:
         self._add(line)
 
     def step(self, now: float) -> bool:
-        """Look whether the present one is gone and let the next one go; False when all are gone, or the time is."""
-        if self._current is not None and now < min(self._until, self._end) and self._lives(self._current):
-            return True
-        if self._current is not None and self._lives(self._current):
+        """Look whether the present one is gone and let the next one go; False when all are gone, or the time is.
+
+        One that has gone is waited for once more, until nothing comes: its last lines may not have been read yet.
+        """
+        lives = self._current is not None and self._lives(self._current)
+        if self._current is not None and now < min(self._until, self._end):
+            settled = not lives and self._gone and self._size == self._size_before
+            self._gone, self._size_before = not lives, self._size
+            if not settled:
+                return True
+        if self._current is not None and lives:
             self._add(f"--- pid {self._current.pid} did not end within {EACH_S} s; its stacks may be missing")
         self._current = None
         if now >= self._end and self._left:
@@ -52,7 +60,7 @@ class Abort:
             self._left.clear()
         if not self._left:
             return False
-        self._current = self._left.pop(0)
+        self._current, self._gone = self._left.pop(0), False
         self._until = now + EACH_S
         self._add(title(self._current))
         self._let_go([self._current.pid])

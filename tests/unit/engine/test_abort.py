@@ -24,16 +24,21 @@ def test_one_after_the_other_and_the_main_process_last(tmp_path: Path) -> None:
     assert abort.step(0.1)  # it prints yet
     lives(tmp_path, CORE, "Z")
     assert abort.step(0.2)
+    abort.hear("and its end, read after it was gone")
+    assert abort.step(0.3)
+    abort.hear("of which there is more")
+    assert abort.step(0.4) and abort.step(0.5)
     abort.hear("stack of the worker")
     (tmp_path / str(WORKER.pid) / "stat").unlink()
-    assert abort.step(0.3)
+    assert abort.step(0.6) and abort.step(0.7)
     abort.hear("stack of the API")
     lives(tmp_path, API, "Z")
-    assert not abort.step(0.4)
-    assert [line for line in abort.text.splitlines() if not line.startswith("===")] == [
-        "stack of the core", "stack of the worker", "stack of the API",
+    assert abort.step(0.8) and not abort.step(0.9)
+    told = [line.split(" pid ")[0] for line in abort.text.splitlines()]
+    assert told == [
+        "=== core", "stack of the core", "and its end, read after it was gone", "of which there is more",
+        "=== worker", "stack of the worker", "=== api", "stack of the API",
     ]  # fmt: skip
-    assert [line.split()[1] for line in abort.text.splitlines() if line.startswith("===")] == ["core", "worker", "api"]
 
 
 def test_a_process_that_does_not_end_costs_its_time_alone(tmp_path: Path) -> None:
