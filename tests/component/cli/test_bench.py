@@ -203,6 +203,7 @@ def test_tune_writes_what_was_measured(served: tuple[Gateway, FakeEngine]) -> No
     assert checked.engines[0].name == "chat" and len(checked.engines) == 1
 
 
+@pytest.mark.slow
 def test_tune_asks_and_where_nobody_answers_writes_nothing(served: tuple[Gateway, FakeEngine]) -> None:
     gateway, _ = served
     done = tune(gateway, "--requests", "1", "--concurrency", "1")
@@ -212,6 +213,7 @@ def test_tune_asks_and_where_nobody_answers_writes_nothing(served: tuple[Gateway
     assert not (gateway.directory / "config.d").exists()
 
 
+@pytest.mark.slow
 def test_limits_of_the_gateway_are_told_apart_from_the_engine(served: tuple[Gateway, FakeEngine]) -> None:
     """Two at work and none may wait: the third is refused, and the figures say so."""
     gateway, engine = served

@@ -72,6 +72,7 @@ def test_evidence_that_was_asked_for_is_nothing_that_happened_to_an_engine(tmp_p
     assert [words for words in told if "within a day" in words] == ["chat: engine-died, 1 time within a day"]
 
 
+@pytest.mark.slow
 def test_people_see_what_is_wrong_first_and_good_ones_in_a_row(tmp_path: Path) -> None:
     done = doctor(tmp_path, config=LOCAL)
     lines = done.stdout.splitlines()

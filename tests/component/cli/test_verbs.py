@@ -121,6 +121,7 @@ def test_another_program_on_the_gateways_port_is_named(still: Stage, gateway: Ga
     assert "another program listens there" in done.stderr
 
 
+@pytest.mark.slow
 def test_status_without_a_gateway_tells_what_the_files_say(stage: Stage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:  # a port that nobody answers at, whatever else runs here
         stage.write(f'[gateway]\nadmin_listen = "127.0.0.1:{taken.getsockname()[1]}"\n' + CHAT + EMBED)

@@ -307,6 +307,7 @@ def test_an_instance_that_the_configuration_does_not_name(stage: Stage) -> None:
     assert "no engine chat" in stage.output
 
 
+@pytest.mark.slow
 def test_left_overs_of_a_killed_launcher_do_not_hinder_the_next(stage: Stage) -> None:
     pids = serving(stage)
     assert stage.process is not None

@@ -73,6 +73,7 @@ def test_what_a_killed_vllm_leaves_is_ended_and_the_standby_with_its_launcher(st
     assert not any(map(alive, [own, *pids.values()]))
 
 
+@pytest.mark.slow
 def test_the_next_run_in_the_unit_is_forked_from_the_same_standby(stage: Stage) -> None:
     count = stage.home / "imports"
     stage.configure(env=stage.import_modules(f"open({str(count)!r}, 'a').write('x')"))

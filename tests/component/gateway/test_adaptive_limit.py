@@ -40,6 +40,7 @@ def streams(gateway: Gateway, count: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_it_rises_falls_and_rises_again(start: Start, fake: FakeEngine) -> None:
     gateway = start(config(remote(fake.url)))
     assert replica(gateway)["limit"] == 32
@@ -86,6 +87,7 @@ def test_late_first_tokens_make_it_fall(start: Start, fake: FakeEngine) -> None:
         assert replica(gateway)["limit_reason"] == "first tokens are late"
 
 
+@pytest.mark.slow
 def test_a_restart(start: Start, tmp_path: Path) -> None:
     """Another start of the engine begins anew. (The name is short for the socket's path is bounded.)"""
     path = tmp_path / "gateway0" / "run" / "engines" / "chat" / "vllm.sock"

@@ -129,6 +129,7 @@ def ask(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_certificate_that_nobody_signed_ends_it_before_the_key_is_sent(gateway: Gateway, tmp_path: Path) -> None:
     server = WebServer("nginx", tmp_path, gateway.port)
     try:
@@ -141,6 +142,7 @@ def test_a_certificate_that_nobody_signed_ends_it_before_the_key_is_sent(gateway
         server.close()
 
 
+@pytest.mark.slow
 def test_a_key_that_the_gateway_does_not_know(engine: FakeEngine, tmp_path: Path) -> None:
     gateway = Gateway(tmp_path / "g", config(remote(engine.url), auth=f'keys_file = "{tmp_path}/keys.toml"'))
     try:

@@ -219,6 +219,7 @@ def test_a_new_process_that_fails_changes_nothing(begin: Begin, engine: FakeEngi
     verified(gateway, tmp_path, 3)
 
 
+@pytest.mark.slow
 def test_what_a_killed_old_process_held_comes_back_at_once(begin: Begin, engine: FakeEngine, tmp_path: Path) -> None:
     gateway = begin(NARROW)
     fields = key(tmp_path, "one", parallel=1)

@@ -261,6 +261,7 @@ mutations = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(mutations, st.booleans())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_mangled_answer_is_whole_or_an_error(

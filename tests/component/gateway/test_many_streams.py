@@ -69,6 +69,7 @@ def engine_process(place: Path) -> Iterator[int]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_low_soft_limit_is_raised_and_a_low_hard_one_is_told(tmp_path: Path, engine: FakeEngine) -> None:
     text = config(remote(engine.url))
     for limits, limit in (("ulimit -S -n 128", resource.getrlimit(resource.RLIMIT_NOFILE)[1]), ("ulimit -n 128", 128)):

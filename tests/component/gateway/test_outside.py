@@ -53,6 +53,7 @@ def test_tls_and_a_renewed_certificate(engine: FakeEngine, start: Start, tmp_pat
     assert "the certificate stays as it was" in gateway.text()
 
 
+@pytest.mark.slow
 def test_a_slow_client_of_tls_gets_all_of_its_last_answer(start: Start, tmp_path: Path) -> None:
     shown = certificate(tmp_path, "first")
     raw, body = RawEngine(), b"[" + b"1," * 3_000_000 + b"1]"

@@ -116,6 +116,7 @@ def test_a_client_that_leaves_before_the_first_byte(server: WebServer, engine: F
     wait_until(lambda: (engine.marked(mark) or {}).get("aborted"), 10, "the engine's work is ended", 0.02)
 
 
+@pytest.mark.slow
 def test_the_largest_body_passes_and_a_larger_one_gets_the_gateways_answer(
     server: WebServer, engine: FakeEngine
 ) -> None:

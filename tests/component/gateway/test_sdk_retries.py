@@ -74,6 +74,7 @@ def test_what_an_engine_says_of_a_retry_is_obeyed(
     assert len(raw.requests) - before == tries and time.monotonic() - begun >= at_least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sdk", ["openai", "anthropic"])
 def test_an_engine_that_starts_is_asked_again_when_the_gateway_says(start: Start, sdk: str) -> None:
     gateway = start(config("[[engine]]\n"))

@@ -145,6 +145,7 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_begun(bench: Bench) -> Non
         ("/nowhere/at-all", 78, "/nowhere/at-all does not exist"),
     ],
 )
+@pytest.mark.slow
 def test_a_model_that_cannot_be_had_is_explained_and_the_others_are_there(
     bench: Bench, model: str, status: int, sentence: str
 ) -> None:

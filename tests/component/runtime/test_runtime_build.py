@@ -149,6 +149,7 @@ def test_certificates_that_are_none_are_named(bench: Bench, content: str | None)
     assert f"[network] ca_file {bench.root}/ca.pem" in told["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["t0ken".encode("utf-16"), b"t0ken\nmore"], ids=["utf-16", "two lines"])
 def test_a_token_that_is_none_is_named_and_the_other_models_are_there(bench: Bench, content: bytes) -> None:
     (bench.root / "token").write_bytes(content)

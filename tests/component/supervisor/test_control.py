@@ -176,6 +176,7 @@ def test_apply_restarts_the_changed_engine_alone(stage: Stage) -> None:
     assert [line["engine"] for line in order.lines if line.get("event") == "change"] == ["chat"]
 
 
+@pytest.mark.slow
 def test_apply_of_nothing_new_touches_nothing(stage: Stage) -> None:
     calls = stage.systemd.calls
     stage.write("\n# a remark\n" + CHAT + EMBED)

@@ -168,6 +168,7 @@ def test_a_clock_that_is_set_during_a_start_is_no_part_of_it(stage: Stage, set_b
     assert stage.fleet()["load_s"] == 26.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hint", ["killed", ""])
 def test_a_death_by_a_kill_is_told_as_one(stage: Stage, hint: str) -> None:
     """The gateway counts it against no request."""
@@ -201,6 +202,7 @@ def test_engines_wait_for_the_runtime_and_start_by_themselves(stage: Stage) -> N
     stage.serving()
 
 
+@pytest.mark.slow
 def test_a_unit_stopped_by_hand_stays_down(stage: Stage) -> None:
     stage.start()
     stage.serving()
@@ -284,6 +286,7 @@ def test_an_invalid_file_keeps_the_configuration_in_force(stage: Stage) -> None:
     stage.wait(lambda: stage.fleet()["state"] == "serving" and not stage.ledger().get("wanted"), "it serves again")
 
 
+@pytest.mark.slow
 def test_no_configuration_at_all_is_waited_out(stage: Stage) -> None:
     stage.config.write_text("nonsense = 1\n")
     stage.start()
@@ -330,6 +333,7 @@ def test_it_stops_when_asked_and_leaves_the_engines(stage: Stage) -> None:
     assert not (stage.run / "supervisor/control.sock").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="asks systemctl itself as root alone")
 def test_as_root_it_needs_no_helper(stage: Stage) -> None:
     stage.start(helper=False)

@@ -31,6 +31,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(ROUTES)), st.sampled_from(READ), values)
 @settings(fuzz, max_examples=150)
 def test_a_wrong_type_in_any_field_is_400_or_the_engines_affair(

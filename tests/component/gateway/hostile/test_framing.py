@@ -147,6 +147,7 @@ def test_a_mangled_request_is_served_or_refused(
     settle(gateway)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=400))
 @settings(fuzz, max_examples=100)
 def test_any_bytes_are_refused_or_waited_for(gateway: Gateway, data: bytes) -> None:

@@ -159,6 +159,7 @@ def test_a_flood_costs_neither_memory_nor_the_others_their_time(gateway: Gateway
     settle(gateway)
 
 
+@pytest.mark.slow
 def test_many_half_heads_are_let_go(gateway: Gateway) -> None:
     before = rss(gateway)
     held = [connect(gateway.port) for _ in range(300)]
