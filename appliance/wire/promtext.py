@@ -80,16 +80,11 @@ def merge_labelled(expositions: Mapping[str, str], label: str, prefix: str) -> s
         mark = f'{label}="{escape(key)}"'
         for line in text.split("\n"):
             if line.startswith(("# HELP ", "# TYPE ")):
-                words = line.split(" ", 3)
-                base = words[2] if len(words) > 2 else ""
-                if line.startswith("# TYPE ") and (len(words) < 4 or words[3] not in _TYPES):
-                    continue
-                if (
-                    base.startswith(prefix)
-                    and _NAME.fullmatch(base)
-                    and (head := heads.setdefault(base, [])) is not None
-                ):
-                    head += [line] if not any(known.startswith(line[:7]) for known in head) else []
+                base = _described(line)
+                if base and base.startswith(prefix):
+                    head = heads.setdefault(base, [])
+                    if not any(known.startswith(line[:7]) for known in head):
+                        head.append(line)
                 continue
             match = _SAMPLE.match(line)
             if match is None or not match[1].startswith(prefix):
@@ -100,6 +95,13 @@ def merge_labelled(expositions: Mapping[str, str], label: str, prefix: str) -> s
             joined = f"{mark},{labels}" if labels else mark
             rows.setdefault(_family_of(match[1], heads), []).append(f"{match[1]}{{{joined}}} {match[3]}")
     return "".join("\n".join([*heads.get(name, []), *lines]) + "\n" for name, lines in rows.items())
+
+
+def _described(line: str) -> str:
+    """The family that a line of help or type is about; empty for a line that Prometheus cannot read."""
+    words = line.split(" ", 3)  # `# HELP ` and `# TYPE ` make three
+    readable = words[1] == "HELP" or (len(words) == 4 and words[3] in _TYPES)
+    return words[2] if readable and _NAME.fullmatch(words[2]) else ""
 
 
 def _relabelled(labels: str, label: str) -> str | None:

@@ -12,12 +12,22 @@ import pytest
 from tests.support.buildstage import LIMIT, Bench, local
 
 
-def test_models_of_a_hub(bench: Bench) -> None:
+def with_token(bench: Bench, source: str = "huggingface") -> str:
+    """A token, and a configuration that names it."""
     (bench.root / "token").write_text("t0ken\n")
-    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
+    return local(bench, f'[models]\nsource = "{source}"\ntoken_file = "{bench.root}/token"\n')
+
+
+def hub_model(bench: Bench, model: str, source: str = "huggingface") -> Path:
+    """Have it configured, and the token; where it will lie."""
+    bench.configure(with_token(bench, source).replace(f"{bench.root}/model", model))
+    return bench.state / "models" / source / model
+
+
+def test_models_of_a_hub(bench: Bench) -> None:
     more = '[[engine]]\nname = "two"\nmodel = "org/good"\n'
     more += '[[engine]]\nname = "three"\nmodel = "org/good"\nserved_names = ["x"]\n'
-    bench.configure(local(bench, hub).replace("[[engine]]", '[[engine]]\nname = "one"', 1) + more)
+    bench.configure(with_token(bench).replace("[[engine]]", '[[engine]]\nname = "one"', 1) + more)
     told, log = bench.build()
     assert told["models"] == {f"{bench.root}/model": "ready", "org/good": "ready"}
     place = bench.state / "models/huggingface/org/good"
@@ -30,11 +40,9 @@ def test_models_of_a_hub(bench: Bench) -> None:
 @pytest.mark.slow
 def test_what_an_engine_needs_beside_its_model(bench: Bench) -> None:
     """A revision, a tokenizer without the weights of its repository, and an adapter."""
-    (bench.root / "token").write_text("t0ken\n")
-    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
     more = '[[engine]]\nname = "two"\nmodel = "org/good"\n[engine.vllm]\nrevision = "v1"\ntokenizer = "org/tokens"\n'
     more += 'enable_lora = true\nlora_modules = ["sql=org/adapter"]\n'
-    bench.configure(local(bench, hub).replace("[[engine]]", '[[engine]]\nname = "one"', 1) + more)
+    bench.configure(with_token(bench).replace("[[engine]]", '[[engine]]\nname = "one"', 1) + more)
     told, _ = bench.build()
     models = bench.state / "models/huggingface/org"
     assert {name: state for name, state in told["models"].items() if not name.startswith("/")} == dict.fromkeys(
@@ -48,39 +56,25 @@ def test_what_an_engine_needs_beside_its_model(bench: Bench) -> None:
 @pytest.mark.slow
 def test_models_of_modelscope(bench: Bench) -> None:
     """Its client is no part of the runtime: it comes for the time of the fetch, from the release's lock."""
-    (bench.root / "token").write_text("t0ken\n")
-    hub = f'[models]\nsource = "modelscope"\ntoken_file = "{bench.root}/token"\n'
-    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/good"))
+    place = hub_model(bench, "org/good", "modelscope")
     told, _ = bench.build()
     assert told["models"] == {"org/good": "ready"}
-    place = bench.state / "models/modelscope/org/good"
     assert sorted(path.name for path in place.iterdir()) == [".complete", "config.json", "model.safetensors"]
     assert json.loads((place / ".complete").read_text())["revision"] == "master"
     assert not list(bench.runtimes.glob("*/lib/python*/site-packages/modelscope_hub"))
-    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/missing"))
+    hub_model(bench, "org/missing", "modelscope")
     assert "ModelScope has no model org/missing" in bench.build(status=78)[0]["message"]
 
 
 @pytest.mark.slow
 def test_a_file_that_came_damaged_is_fetched_once_more(bench: Bench) -> None:
-    (bench.root / "token").write_text("t0ken\n")
-    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
-    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/damaged-once"))
+    place = hub_model(bench, "org/damaged-once")
     assert bench.build()[0]["models"] == {"org/damaged-once": "ready"}
-    weights = bench.state / "models/huggingface/org/damaged-once/model.safetensors"
-    assert weights.read_bytes() == b"w" * 5000
-    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/damaged-always"))
+    assert (place / "model.safetensors").read_bytes() == b"w" * 5000
+    place = hub_model(bench, "org/damaged-always")
     told, _ = bench.build(status=1)
     assert "model.safetensors is not what the hub describes" in told["message"]
-    assert not (bench.state / "models/huggingface/org/damaged-always/.complete").exists()
-
-
-def hub_model(bench: Bench, model: str) -> Path:
-    """Have it configured, and the token; where it will lie."""
-    (bench.root / "token").write_text("t0ken\n")
-    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
-    bench.configure(local(bench, hub).replace(f"{bench.root}/model", model))
-    return bench.state / "models/huggingface" / model
+    assert not (place / ".complete").exists()
 
 
 @pytest.mark.slow
@@ -124,12 +118,10 @@ def test_what_a_killed_client_has_left_does_not_grow(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_the_disk_has_no_room_for_is_not_begun(bench: Bench) -> None:
-    (bench.root / "token").write_text("t0ken\n")
-    hub = f'[models]\ntoken_file = "{bench.root}/token"\n'
-    bench.configure(local(bench, hub).replace(f"{bench.root}/model", "org/huge"))
+    place = hub_model(bench, "org/huge")
     told, _ = bench.build(status=1)
     assert "not enough disk space for model org/huge: 2097152" in told["message"]
-    assert not (bench.state / "models/huggingface/org/huge/config.json").exists()
+    assert not (place / "config.json").exists()
 
 
 @pytest.mark.parametrize(
